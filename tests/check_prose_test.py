@@ -41,6 +41,8 @@ class CheckProse(unittest.TestCase):
     def test_comments_are_read_over_their_lines(self):
         text = "/// One `two three` four\n/// five.\nint x;  // no\n// - item one two\n// - item three four\n"
         self.assertEqual(check_prose.comment_paragraphs(text), ["One x four five.", "item one two", "item three four"])
+        text = "/// Used so:\n///     auto a = b();\n/// and so.\n///  1. first\n///     goes on\n///  2. second\n"
+        self.assertEqual(check_prose.comment_paragraphs(text), ["Used so:", "and so.", "first goes on", "second"])
 
     def test_docstrings_and_comments_of_python_are_read_and_examples_are_not(self):
         text = '"""One `two` three.\n\n>>> f(1)\n"""\n\n# Four five\n# six.\ndef f():\n    """Seven eight."""\n'

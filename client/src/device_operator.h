@@ -111,7 +111,7 @@ Result<std::unique_ptr<DeviceRing>> make_device_ring(Session::Impl& session,
                                                      const kernels::RingAttentionShape& shape,
                                                      const Tuning& tuning);
 
-// --- MoE Dispatch + GEMM ---
+// --- MoE Dispatch+GEMM ---
 
 class DeviceMoe : public DeviceOperator {
  public:
@@ -136,7 +136,7 @@ Result<std::unique_ptr<DeviceMoe>> make_device_moe(Session::Impl& session,
                                                    const DeviceMoeShape& shape,
                                                    const Tuning& tuning);
 
-// --- GEMM + Combine ---
+// --- GEMM+Combine ---
 
 class DeviceCombine : public DeviceOperator {
  public:

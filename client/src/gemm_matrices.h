@@ -18,8 +18,8 @@ struct GemmRows {
 };
 
 /// `given` with its pitches, where they are 0 those of matrices without gaps. kInvalidArgument,
-/// with the numbers, when rows overlap each other, when what is written shares memory with anything
-/// else, or, `on_device`, when the copy engine cannot go by an address or a pitch. Matrices that
+/// with the numbers, when rows overlap each other, or what is written shares memory with anything
+/// else. Also, `on_device`, when the copy engine cannot go by an address or a pitch. Matrices that
 /// are missing are for the executor to refuse.
 Result<DeviceArguments> checked_matrices(std::string_view op, const DeviceShape& shape,
                                          const GemmRows& rows, const DeviceArguments& given,

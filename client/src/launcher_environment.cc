@@ -1,6 +1,6 @@
 /// \file
 /// AttachOptions::from_environment: what each launcher tells its processes. Whatever several
-/// variables say about one number must agree, and so must the numbers with each other: a stale or
+/// variables say about one number must agree, and so must the numbers with each other. A stale or
 /// foreign variable is named at once, with its value, instead of a job that waits for ranks which
 /// nobody has started.
 

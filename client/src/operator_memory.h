@@ -1,7 +1,7 @@
 /// \file
-/// What every operator does when it is created, whatever it computes: allocate and register its
-/// workspace, take its flag range, exchange handles with all ranks and check that they agree, and
-/// map the local peers' workspaces: in host memory, or on the ranks' GPUs.
+/// The steps of every operator's creation. It allocates and registers its workspace, and takes its
+/// flag range. It exchanges handles with all ranks, and checks that they agree. It maps the local
+/// peers' workspaces, in host memory or on the ranks' GPUs.
 #pragma once
 
 #include <cstdint>

@@ -1,6 +1,6 @@
 /// \file
 /// The control plane: clients, sessions, buffer handles, jobs and their rendezvous, links.
-/// Single-threaded and free of I/O of its own: events come in through the `on_*` calls, effects go
+/// Single-threaded and free of I/O of its own. Events come in through the `on_*` calls, effects go
 /// out through ClientPort, PeerTransport and the proxies' mailboxes. control_loop.h runs it on a
 /// thread with real sockets; tests drive it directly.
 #pragma once
@@ -52,9 +52,9 @@ struct ControlOptions {
   std::uint32_t outstanding_max = 256;         ///< per session, commands taken but not completed
   std::uint64_t session_memory_bytes_max = 0;  ///< of the host; 0: no limit
   std::uint64_t heartbeat_interval_ns = 100'000'000;
-  /// After a rank has detached in order, the others may stay: an exchange that it cannot join any
-  /// more fails them at once, and one launch that goes on for as long as this (it is most likely
-  /// waiting for that rank) fails them as well, with kPeerLost.
+  /// After a rank has detached in order, the others may stay. An exchange that it cannot join any
+  /// more fails them at once. One launch that goes on for as long as this fails them as well, with
+  /// kPeerLost: it is most likely waiting for that rank.
   std::uint64_t leave_grace_ns = 10'000'000'000;
   /// Of all sessions of one user together; 0: no limit. Memory is the host's: segments, buffers by
   /// the size of their files however little of it is there, and images of staged GPU memory.

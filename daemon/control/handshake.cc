@@ -12,7 +12,7 @@
 namespace mk::daemon {
 
 // How two nodes find out that they have parts of one job, before either tells the other anything
-// that opens memory: offers go to all nodes, a proof answers an offer, a part answers a proof.
+// that opens memory. Offers go to all nodes, a proof answers an offer, a part answers a proof.
 
 namespace {
 

@@ -1,7 +1,8 @@
 /// \file
 /// The heartbeat words of all live segments. They are written by the caller of `beat`, so that
-/// clients see a living daemon while the control thread is held up by a slow peer; but only as long
-/// as the control thread shows that it gets on (`turn`): a daemon that hangs must look like one.
+/// clients see a living daemon while the control thread is held up by a slow peer. They are written
+/// only as long as the control thread shows that it gets on (`turn`): a daemon that hangs must look
+/// like one.
 #pragma once
 
 #include <cstdint>

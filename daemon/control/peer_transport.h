@@ -174,7 +174,7 @@ class PeerTransport {
 
 /// Where a PeerTransport hands over what it receives. Thread-safe and never blocks: calls are
 /// queued for the control thread in order. For one node they come as PeerHello, other messages,
-/// peer_down, PeerHello, ...: a transport that replaces a stream reports the end of the old one
+/// peer_down, PeerHello, .... A transport that replaces a stream reports the end of the old one
 /// before it hands over the new one's PeerHello, and nothing of the old one afterwards.
 class PeerSink {
  public:

@@ -13,8 +13,8 @@ namespace mk::daemon::control {
 
 class ProcessWatch {
  public:
-  /// `told` is the descriptor by which the client says who it is, and may be invalid: then the
-  /// kernel is asked (SO_PEERPIDFD), and where it can't tell nothing is watched (nullopt).
+  /// `told` is the descriptor by which the client says who it is, and may be invalid. Then the
+  /// kernel is asked (SO_PEERPIDFD). Where it can't tell, nothing is watched (nullopt).
   /// kInvalidArgument when `told` is no pidfd; kPermission when it is of another process than the
   /// one that connected `client`, as far as pids can be compared. `token` comes with EPOLLIN.
   static Result<std::optional<ProcessWatch>> start(const shm::FrameSocket& client, UniqueFd told,

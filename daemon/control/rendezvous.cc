@@ -116,7 +116,7 @@ Status ControlPlane::Impl::bind_session(Session& session, const RemotePart& part
 }
 
 void ControlPlane::Impl::open_peers(Session& session) {
-  // Not before the job is up: until a node has said that it is ready with us, it may give up the
+  // Not before the job is up. Until a node has said that it is ready with us, it may give up the
   // memory of a part that it has told us of without waiting for us.
   for (const auto& [rank, binding] : session.peers) {
     proxy_of(session).apply(BindPeer{.slot = session.slot,

@@ -2,10 +2,10 @@
 /// One pass of the proxy, without its thread: mailbox, completions and arrivals, rings,
 /// submissions.
 ///
-/// A pass never waits and, but for messages of the control thread, never allocates. What it does
-/// per command: one copy out of the ring, the checks of command_validation.h, an entry in the
-/// lane's window, a place in the link's next submission; and, when the completion comes, the way
-/// back from the cookie to the entry.
+/// A pass never waits and, but for messages of the control thread, never allocates. Per command it
+/// makes one copy out of the ring, the checks of command_validation.h, an entry in the lane's
+/// window, and a place in the link's next submission. When the completion comes, the cookie leads
+/// back to the entry.
 #pragma once
 
 #include <array>

@@ -3,7 +3,7 @@
 /// checks them, groups them by link, posts batches to its endpoint, polls completions and publishes
 /// arrivals. It knows nothing of jobs or operators.
 ///
-/// The control thread talks to it through a mailbox (ProxyCommand in, ProxyEvent out); nothing else
+/// The control thread talks to it through a mailbox (ProxyCommand in, ProxyEvent out). Nothing else
 /// is shared but the single-writer counters of stats.h. `Proxy::step` is one pass and can be driven
 /// by a test or a simulator without a thread.
 #pragma once

@@ -25,7 +25,7 @@ struct JobShare {
 };
 
 /// Lets commands pass at a limited rate (the generic cell rate algorithm of ITU-T I.371, once for
-/// bytes and once for commands): each moves the time at which the limit is caught up with by its
+/// bytes and once for commands). Each moves the time at which the limit is caught up with by its
 /// cost. The next one passes when that time is at most kBurstNs ahead. So a command of any size
 /// passes at once after a rest, and pays afterwards.
 class Pacer {

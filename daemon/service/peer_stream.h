@@ -30,7 +30,7 @@ class PeerStreamOwner {
   /// `incoming` holds a message when `ok`; otherwise the other side sends no more.
   virtual void on_read(PeerStream& stream, bool ok) = 0;
   virtual void on_written(PeerStream& stream, bool ok) = 0;
-  /// The last report: the owner deletes the stream in it. It must not wait for later: the stream
+  /// The last report: the owner deletes the stream in it. It must not wait for later. The stream
   /// keeps its channel alive, and gRPC 1.51 crashes when the last channel of the process goes on
   /// one of its own threads. `status` is the peer's word when we called.
   virtual void on_done(PeerStream& stream, const grpc::Status& status) = 0;

@@ -1,5 +1,5 @@
 /// \file
-/// Who is at the other end of a gRPC connection over a Unix socket: gRPC does not say, so the
+/// Who is at the other end of a gRPC connection over a Unix socket. gRPC does not say. So the
 /// daemon accepts these connections itself, asks the kernel (SO_PEERCRED), and hands each to the
 /// server that its user may speak to.
 #pragma once

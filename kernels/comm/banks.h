@@ -5,8 +5,8 @@
 ///
 /// With two banks nobody has to say so. Each rank hears, in every launch, of every rank that it
 /// sends to, if only by a header, and its launch ends with that. So a rank in launch e has heard of
-/// its reader's launch e - 1, which began when the reader's e - 2 had ended: had read its bank, and
-/// seen all that came into it. With one bank the reader says so, by a release flag.
+/// its reader's launch e - 1, which began when the reader's e - 2 had ended. So that had read its
+/// bank, and seen all that came into it. With one bank the reader says so, by a release flag.
 #pragma once
 
 #include <cstdint>
@@ -82,8 +82,8 @@ struct FlagMap {
   }
 };
 
-/// Launches with fewer chunks leave the higher flags alone. So that no granule falls 512 epochs
-/// behind, in every 128th use of a bank the sender also shows the epoch in the first flag of each
+/// Launches with fewer chunks leave the higher flags alone. No granule may fall 512 epochs behind.
+/// So in every 128th use of a bank the sender also shows the epoch in the first flag of each
 /// granule that the launch does not reach. The receiver's launch ends (and releases the bank) only
 /// after it has seen these too: otherwise a late one could overtake the next launch's flag and set
 /// it back.

@@ -66,7 +66,7 @@ class Block {
   }
 
   /// Whether all other parts of the chunk, of those that blocks of this role share in, are done,
-  /// now that this block has done its own; of all of them one hears so, and what all have stored is
+  /// now that this block has done its own. One of them hears so, and what all have stored is
   /// visible to who acquires its next release. The executor that has parts supplies
   ///     bool last_part(Role, std::uint32_t chunk, std::uint32_t parts);
   MK_HOST_DEVICE bool last_part(std::uint32_t chunk, Part part) {
@@ -89,7 +89,7 @@ class Block {
   }
 
   /// Waits, as `await` does, until flags `flag(0)` .. `flag(count - 1)` all show `wanted` or later;
-  /// `site_of(i)`. Where the executor can, by looks at many: each tells of all that are still
+  /// `site_of(i)`. Where the executor can, by looks at many. Each tells of all that are still
   /// missing, so that it takes no look for each of those that come one after the other.
   template <class Flag, class SiteOf>
   MK_HOST_DEVICE bool await_each(std::uint32_t count, std::uint32_t wanted, Flag&& flag,
@@ -107,9 +107,9 @@ class Block {
     return true;
   }
 
-  /// Waits until flags `flag(begin)` .. `flag(least - 1)` show `wanted`, one at least, and answers
-  /// which of the next ones, up to `end`, is the first that does not, as far as the last look
-  /// tells; `begin`: the launch has failed. For a block that tells others of what it awaits: its
+  /// Waits until flags `flag(begin)` .. `flag(least - 1)` show `wanted`, one at least, and
+  /// answers which of the next ones, up to `end`, is the first that does not. It goes by the last
+  /// look; `begin`: the launch has failed. For a block that tells others of what it awaits: its
   /// own bulk loads are not ordered. An executor to which a look costs much looks at many at a
   /// time:
   ///     uint32_t first_missing(begin, end, wanted, flag);

@@ -1,7 +1,7 @@
 /// \file
 /// A send block's way into its lane: commands with credits, written while what they name is still
-/// on its way, many of them committed under one fence; and the question whether sent bytes may be
-/// reused.
+/// on its way. Many of them are committed under one fence. It also answers whether sent bytes may
+/// be reused.
 #pragma once
 
 #include <cstdint>
@@ -86,8 +86,9 @@ class ChunkSender {
   MK_HOST_DEVICE std::uint32_t added() const { return added_; }
 
   /// So many commands for chunks of `chunk_bytes` are to be added, and what they name looked for,
-  /// before the next commit, if there are so many: few at first, so that the network has something
-  /// to do, unless it is done with those before the next ones come. Never less than before.
+  /// before the next commit, if there are so many. They are few at first, so that the network has
+  /// something to do, unless it is done with those before the next ones come. Never less than
+  /// before.
   MK_HOST_DEVICE std::uint32_t at_once(std::uint64_t chunk_bytes) const {
     constexpr std::uint64_t kSmallChunk = 64 << 10;
     return chunk_bytes <= kSmallChunk ? kCommandsAtOnce : at_once_;

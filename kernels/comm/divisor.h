@@ -13,8 +13,8 @@ namespace mk::kernels {
 ///
 /// By the round-up method (Granlund and Montgomery, "Division by invariant integers using
 /// multiplication", 1994): with d <= 2^l and M = ceil(2^(31 + l) / d), n / d is n * M >> (31 + l).
-/// M exceeds 2^(31 + l) / d by less than 1, so the product's quotient exceeds n / d by less than
-/// n / 2^(31 + l) <= 1 / d, which no rounding sees; and M < 2^32.
+/// M exceeds 2^(31 + l) / d by less than 1, so the product's quotient exceeds n / d by less than n
+/// / 2^(31 + l) <= 1 / d. No rounding sees that. And M < 2^32.
 class Divisor {
  public:
   MK_HOST_DEVICE constexpr Divisor() : Divisor(1) {}

@@ -10,8 +10,8 @@
 namespace mk::kernels {
 
 /// Once per rank and launch, by one send block (comm/banks.h). When a refresh is due, sends this
-/// rank's and sees the peers'. Where there are releases, tells the rail peers that this rank's
-/// receive bank may be filled again, after all receive blocks have read it. `sent(node)` and
+/// rank's and sees the peers'. Where there are releases: after all receive blocks have read this
+/// rank's receive bank, tells the rail peers that it may be filled again. `sent(node)` and
 /// `received(node)`: the chunks of this launch to and from that node.
 template <class Executor, class Sent, class Received>
 MK_HOST_DEVICE inline bool end_exchange(OperatorBlock<Executor>& block, Channel<Executor>& channel,

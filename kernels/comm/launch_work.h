@@ -1,6 +1,7 @@
 /// \file
-/// What the planner (kernels/plan) is told and what it tells: a launch's work by the operator's own
-/// account, what a caller says of its machine, and how long either form will take.
+/// What the planner (kernels/plan) is told and what it tells. It is told a launch's work by the
+/// operator's own account, and what a caller says of its machine. It tells how long either form
+/// will take.
 #pragma once
 
 #include <cstdint>

@@ -139,7 +139,7 @@ class OperatorBlock : public Block<Executor> {
                             [&](std::uint32_t i) { return site_of(tiles.begin + i); });
   }
   /// Waits until chunk `first` is there, and answers how many of it and of chunks `first` + `step`,
-  /// `first` + 2 * `step`, ... are then, as far as one look tells, `most` at most (one, if the
+  /// `first` + 2 * `step`, ... are then, as far as one look tells; `most` at most (one, if the
   /// block has not all chunks and looks at tiles); 0: the launch has failed. A chunk is there when
   /// its flag of `chunks` shows it or, `of_tiles`, when all its tiles' flags of `tiles` do.
   /// `site_of(index)` of those.

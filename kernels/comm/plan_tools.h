@@ -1,7 +1,7 @@
 /// \file
-/// What every operator's plan does on the host: checks of the world, of tiles and of the context it
-/// is given, the layout of the workspace, and the fingerprint by which ranks compare plans. `op`
-/// names the operator in messages ("gemm_ar").
+/// The steps of every operator's plan on the host: it checks the world, the tiles and the context,
+/// and lays out the workspace. Ranks compare plans by its fingerprint. `op` names the operator in
+/// messages ("gemm_ar").
 #pragma once
 
 #include <cstdint>

@@ -31,8 +31,8 @@ Result<SumGeometry> begin_sums(std::string_view op, std::uint32_t nodes, std::ui
 ///  - tiles: 128 x 256, the longer side halved (to 32 x 64 at the least) while an owner would have
 ///    fewer than 16;
 ///  - chunks: 256 KiB, halved (to 32 KiB at the least) while a rank would send fewer than 8 in a
-///    launch (to one other rank, or of each grid alike); larger than asked for where the flags of
-///    all chunks would exceed kOperatorFlagsMax.
+///    launch (to one other rank, or of each grid alike). They are larger than asked for where the
+///    flags of all chunks would exceed kOperatorFlagsMax.
 /// kLimitExceeded.
 Status choose_sums(const SumRules& rules, const Tiling& tiling, SumGeometry& geometry);
 

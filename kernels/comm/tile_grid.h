@@ -31,7 +31,7 @@ struct ByteRange {
 };
 
 /// rows x columns in as few tiles of at most tile_m x tile_n as cover it. Rows and columns are
-/// spread evenly over the tiles, so that small or odd sizes have hardly any padding; columns by
+/// spread evenly over the tiles, so that small or odd sizes have hardly any padding. Columns go by
 /// eights, so that a packed tile's rows stay 16-byte aligned, or by another `column_step`, of which
 /// tile_n is a multiple then. No rows: no tiles.
 class TileGrid {

@@ -39,9 +39,9 @@
 /// from where `place` says to the other rank, too; `out_ready` is the flag of each workspace that
 /// publishes the sum.
 ///
-/// A **deferred accumulate**: the worker stores its own partial where the sum is to be, computes
-/// its next tile of that kind, and only then adds the other rank's partial of the first one, which
-/// has had that long to come. deferred.h says when, and why nobody waits in a circle.
+/// A **deferred accumulate**: the worker stores its own partial where the sum is to be, and
+/// computes its next tile of that kind. Only then it adds the other rank's partial of the first
+/// one, which has had that long to come. deferred.h says when, and why nobody waits in a circle.
 #pragma once
 
 #include <cstddef>

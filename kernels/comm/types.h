@@ -28,8 +28,8 @@ struct Shape {
 };
 
 /// kFused: tiles and chunks go as soon as they can. kUnfused: the same blocks and the same data
-/// path, but one after the other: the collective starts only when this rank's whole product is
-/// done, or the product only when the collective is: the baseline. kAuto: whichever the planner
+/// path, but one after the other: the baseline. The collective starts only when this rank's whole
+/// product is done, or the product only when the collective is. kAuto: whichever the planner
 /// (kernels/plan) expects to be faster. A launch runs as one of the first two. Ranks of one launch
 /// may run different modes.
 enum class Mode : std::uint8_t { kFused = 0, kUnfused = 1, kAuto = 2 };

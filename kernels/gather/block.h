@@ -21,8 +21,8 @@
 namespace mk::kernels {
 
 /// WaitSite::hops of any wait for rows, at most: waits of ranks far down the ring last a little
-/// longer, so that those next to the cause speak first; but not much longer, however long the ring.
-/// A wait for a role that waits for rows has one more.
+/// longer, so that those next to the cause speak first. They last not much longer, however long the
+/// ring. A wait for a role that waits for rows has one more.
 inline constexpr std::uint32_t kGatherHopsMax = 4;
 
 /// How many rows of an origin a block has seen arrive, one after the other from the first on. All
@@ -98,8 +98,8 @@ class GatherBlock {
     const ChunkRange chunks = schedule.chunks_of_rows(begin, end);
     return await_chunks(origin, chunks.begin, chunks.end);
   }
-  /// All rows of the origin before `end`, which is one at least, are there, by a block that notes
-  /// in `progress` how far they have come: with rows that it has seen it has nothing to do.
+  /// All rows of the origin before `end`, which is one at least, are there. The block notes in
+  /// `progress` how far they have come: with rows that it has seen it has nothing to do.
   MK_HOST_DEVICE bool await_rows_before(std::uint32_t origin, std::uint32_t end,
                                         GatherProgress& progress) {
     if (end <= progress.rows || origin == block.world.rank()) return true;
@@ -164,7 +164,7 @@ class GatherBlock {
 
   /// Of a shard that this rank sends: waits until `least` of the chunks `first`, `first` + `step`,
   /// ... are here (its own: until the share role has brought them to its slot, if they are not in
-  /// place), and answers how many are, `most` at most; 0: the launch has failed.
+  /// place). Answers how many are, `most` at most; 0: the launch has failed.
   MK_HOST_DEVICE std::uint32_t await_sendable(std::uint32_t origin, std::uint32_t first,
                                               std::uint32_t least, std::uint32_t most,
                                               std::uint32_t step) {

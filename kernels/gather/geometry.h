@@ -1,7 +1,8 @@
 /// \file
-/// The numbers that all ranks agree on about one gather, for the operator's lifetime: how many rows
-/// of what size, in what chunks, and where they lie in the operator's workspace. plan.h makes them.
-/// The arithmetic over them is schedule.h. Compiles for host and device.
+/// The numbers that all ranks agree on about one gather, for the operator's lifetime. They say how
+/// many rows of what size there are, in what chunks, and where they lie in the operator's
+/// workspace. plan.h makes them. The arithmetic over them is schedule.h. Compiles for host and
+/// device.
 #pragma once
 
 #include <cstdint>
@@ -25,7 +26,7 @@ inline constexpr std::uint64_t kGatherHeaderBytes = sizeof(GatherHeader);
 /// Chunks end at multiples of it.
 inline constexpr std::uint32_t kGatherLine = 64;
 /// Chunks of one rank, at most, where the nodes alone do not need more flags than an operator
-/// should take (kOperatorFlagsMax): each has a ready word on every rank, and a flag per bank and
+/// should take (kOperatorFlagsMax). Each has a ready word on every rank, and a flag per bank and
 /// node.
 inline constexpr std::uint32_t kGatherChunksMax = 4096;
 /// Rows of one rank, in bytes, at most: so that their lines are numbers that a Divisor takes.

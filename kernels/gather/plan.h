@@ -30,10 +30,10 @@ inline constexpr std::uint32_t kGatherRowsMax = 1u << 30;
 /// Its flag_count() and its fingerprint() then go into the operator's.
 struct GatherPlan : GatherGeometry {
   /// `chunk_bytes` 0: 128 rows, but 32 KiB to 4 MiB, halved (to 32 KiB at the least) while a full
-  /// shard would have fewer than 4 chunks; else what was asked for, rounded up to whole lines of 64
-  /// bytes. Either way doubled while the chunks need too many flags. `local_banks` 0, or more than
-  /// `banks`: as those; of one node they are all there is. `op` names the operator in messages.
-  /// Errors: kInvalidArgument, kLimitExceeded.
+  /// shard would have fewer than 4 chunks. Else it is what was asked for, rounded up to whole lines
+  /// of 64 bytes. Either way doubled while the chunks need too many flags. `local_banks` 0, or more
+  /// than `banks`: as those; of one node they are all there is. `op` names the operator in
+  /// messages. Errors: kInvalidArgument, kLimitExceeded.
   static Result<GatherPlan> make(std::string_view op, std::uint32_t nodes, std::uint32_t locals,
                                  const GatherShape& shape, GatherKind kind,
                                  std::uint32_t chunk_bytes, std::uint32_t banks,

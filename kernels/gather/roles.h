@@ -28,11 +28,11 @@
 ///
 /// Why nothing waits in a circle: within a launch, a rank's own chunks wait for nobody's of this
 /// launch. A chunk at hop h waits for the same chunk at hop h - 1, and for those that its send and
-/// receive blocks take before it, which are of the same or of fewer hops, in the same order on all
+/// receive blocks take before it. These are of the same or of fewer hops, in the same order on all
 /// ranks. (A block may have two roles, share and then receive.) Engines that bring rows wait for
-/// the node's ranks to end e - b, then for arrivals in the order of their hops; for them only who
-/// reads what they bring, and the end of their rank's receive role. Between launches: whatever
-/// launch e awaits of launch e - b (b: banks) ends without e.
+/// the node's ranks to end e - b, then for arrivals in the order of their hops. Only the readers of
+/// what they bring, and the end of their rank's receive role, wait for them. Between launches:
+/// whatever launch e awaits of launch e - b (b: banks) ends without e.
 ///
 /// Why nothing is overwritten too early (e: this launch, b = banks, for own rows local_banks):
 ///  - A local rank's slot, by share and receive, or by engines for them: written after that local
@@ -40,10 +40,10 @@
 ///  - This rank's own slot: the same. What a launch sends the daemon has read when it ends
 ///    (LocalWords::sent_in): rows in place are the caller's then.
 ///  - Slots that the network writes: written after the successor ended e - b, as the rank knows by
-///    comm/banks.h (of the successor, too, it hears in every launch: the last header to come round
-///    the ring). That ends when its consumers and its receive blocks (and engines, which one of
-///    these waits for) have read them, its daemon has read what it forwarded, in a pull all local
-///    ranks have drained them, and every chunk has arrived: so that none of e - b can be late and
+///    comm/banks.h. It hears of the successor, too, in every launch, by the last header to come
+///    round the ring. That ends when its consumers and its receive blocks (and engines, which one
+///    of these waits for) have read them, and its daemon has read what it forwarded. In a pull all
+///    local ranks have drained them. Every chunk has arrived, so that none of e - b can be late and
 ///    overwrite one of e, or its flag.
 #pragma once
 
@@ -86,7 +86,7 @@ MK_HOST_DEVICE inline void share_chunk(GatherBlock<Executor>& gather, const Sour
 }
 
 /// A broadcast's rows first to the local rank before this one (and to this rank's own slot, for the
-/// network), then to the one before that, and so on: so each local rank has all rows of its next
+/// network), then to the one before that, and so on. So each local rank has all rows of its next
 /// one in an (L - 1)th of the time that everybody's take, and can compute with them. Each chunk is
 /// read anew for each, which costs little where it is in a cache.
 template <class Executor, class Source>
@@ -134,11 +134,11 @@ MK_HOST_DEVICE inline bool start_dma(GatherBlock<Executor>& gather) {
 }
 
 /// Hands out this rank's own rows, as `source` has them (GatherSource, or what else has its
-/// copy_packed), to the network, where they are not in place, and to the node's ranks: chunk by
-/// chunk,
-/// or, of parts of each chunk, part by part; which of them this block does: next_step. Only with
-/// several ranks. `in_turn`: a broadcast as share_in_turn does it, chunk by chunk; else each chunk
-/// to everybody at once, but for what `sharing` says.
+/// copy_packed), to the network, where they are not in place, and to the node's ranks. It
+/// goes chunk by chunk, or, of parts of each chunk, part by part. The function
+/// next_step says which of them this block does. Only with several ranks. `in_turn`: a broadcast as
+/// share_in_turn does it, chunk by chunk; else each chunk to everybody at once, but for what
+/// `sharing` says.
 template <class Executor, class Source>
 MK_HOST_DEVICE inline bool share(GatherBlock<Executor>& gather, const Source& source,
                                  bool in_turn = false, const Sharing& sharing = {}) {
@@ -224,9 +224,9 @@ MK_HOST_DEVICE inline bool send_shards(GatherBlock<Executor>& gather, Channel<Ex
   return true;
 }
 
-/// Between two gathers of which the first is the more urgent: block 0 sends all of the first, and
-/// no block anything of the second before every local rank has sent the first. Ranks of a node may
-/// share a link, where what is given to it first goes first.
+/// Between two gathers of which the first is the more urgent. Block 0 sends all of the first. No
+/// block sends anything of the second before every local rank has sent the first. Ranks of a node
+/// may share a link, where what is given to it first goes first.
 template <class Executor>
 MK_HOST_DEVICE inline bool send_first(GatherBlock<Executor>& gather, Channel<Executor>& channel) {
   auto& block = gather.block;
@@ -252,7 +252,7 @@ MK_HOST_DEVICE inline void end_shards(OperatorBlock<Executor>& block, Channel<Ex
   block.publish_done(block.common.blocks.send);
 }
 
-/// Once per rank and launch, by one send block, after its send_shards and end_shards: awaits all
+/// Once per rank and launch, by one send block, after its send_shards and end_shards. It awaits all
 /// that the end of the launch must come after (or `release`), but this rank's consumers, who may be
 /// later.
 template <class Executor>
@@ -335,7 +335,7 @@ MK_HOST_DEVICE inline void hand_out(GatherBlock<Executor>& gather, std::uint32_t
   gather.block.executor.copy(job);
 }
 
-/// Tells the engines that bring this rank's own rows (start_dma) of each piece that has arrived: in
+/// Tells the engines that bring this rank's own rows (start_dma) of each piece that has arrived. In
 /// this order, after those rows, they pass it on to the node's others, and show its chunks there.
 /// Headers this block hands out itself. Ends when the engines have read everything: then the
 /// network may bring the next launch's rows. They go by addresses, so there is one bank. A launch
@@ -368,10 +368,10 @@ MK_HOST_DEVICE inline bool pass_on_by_dma(GatherBlock<Executor>& gather, std::ui
   return true;
 }
 
-/// Hands out on this node what arrives for this rank's rail, shard by shard, chunk by chunk, or, of
-/// parts of each chunk, part by part; which of them this block does: next_step. (What engines pass
-/// on is block 0's affair.) For `receive`, and for an operator with several gathers, whose block
-/// shows that it is done when it has received all of them.
+/// Hands out on this node what arrives for this rank's rail. It goes shard by shard, chunk by
+/// chunk, or, of parts of each chunk, part by part. The function next_step says which of them this
+/// block does. (What engines pass on is block 0's affair.) For `receive`, and for an operator with
+/// several gathers, whose block shows that it is done when it has received all of them.
 template <class Executor>
 MK_HOST_DEVICE inline bool receive_shards(GatherBlock<Executor>& gather,
                                           const PassingOn& onward = {}) {

@@ -4,10 +4,10 @@
 /// device.
 ///
 /// **The ring.** A rank's shard goes from its node to the next one, from there to the one after,
-/// and so on, always to the rank of the same rail, until all other nodes have it: it crosses to
+/// and so on, always to the rank of the same rail, until all other nodes have it. It crosses to
 /// each node once. Hop h of a shard ends on node (origin + h) mod N. So a rank sends its own shard
-/// (hop 0 there), and forwards, of its rail, those of node - 1, node - 2, ..., all but that of
-/// node + 1, which has come full circle.
+/// (hop 0 there), and forwards, of its rail, those of node - 1, node - 2, ..., all but that of node
+/// + 1, which has come full circle.
 ///
 /// **Chunks.** Chunk 0 of a shard is its header; chunk c, from 1 on, holds the bytes
 /// [(c - 1) * chunk_bytes, c * chunk_bytes) of the shard's packed rows. A row may straddle chunks.
@@ -68,10 +68,10 @@ class GatherSchedule {
 
   // --- The order in which rows are to be expected here ---
 
-  /// The rank whose rows come as the `position`-th, 0 <= position < world size: this rank, the
-  /// node's others from the next local rank on, then the nodes in the order of their hops, of each
-  /// the rank of this rail first. The L ranks of one node arrive side by side over L rails: a
-  /// consumer takes their chunks in turn (see ag_gemm/schedule.h).
+  /// The rank whose rows come as the `position`-th, 0 <= position < world size. This rank comes
+  /// first, then the node's others from the next local rank on. Then come the nodes in the order of
+  /// their hops, of each the rank of this rail first. The L ranks of one node arrive side by side
+  /// over L rails: a consumer takes their chunks in turn (see ag_gemm/schedule.h).
   MK_HOST_DEVICE std::uint32_t origin_at(std::uint32_t position) const {
     const std::uint32_t hops = hops_at(position);
     const std::uint32_t local = world_.local + position - hops * world_.locals;
@@ -143,11 +143,11 @@ class GatherSchedule {
       commands += chunks(rows_of(world_.rail_peer(node_at(hops))));
     return commands;
   }
-  /// Bytes that this rank's share and receive roles read and write on the node in a launch: its own
-  /// rows, and in a broadcast the shards of its rail's other ranks, once read, and written once for
-  /// each target. `in_place`: its own rows are (GatherBlock). `network_first`: so many chunks of
-  /// them are copied for the network first (gather::Sharing), and read twice where local ranks get
-  /// them, too.
+  /// Bytes that this rank's share and receive roles read and write on the node in a launch. These
+  /// are its own rows, and in a broadcast the shards of its rail's other ranks. They are read once,
+  /// and written once for each target. `in_place`: its own rows are (GatherBlock). `network_first`:
+  /// so many chunks of them are copied for the network first (gather::Sharing), and read twice
+  /// where local ranks get them, too.
   template <class RowsOf>
   MK_HOST_DEVICE std::uint64_t local_bytes(RowsOf&& rows_of, bool in_place = false,
                                            std::uint32_t network_first = 0) const {

@@ -25,9 +25,9 @@ struct Sharing {
 struct PassingOn {
   std::uint32_t parts = 1;  ///< of each chunk, each one block's
   bool taken = false;       ///< as Sharing::taken
-  /// The same engines pass on all but headers, so many chunks of a shard at a time (a piece), when
-  /// the first of the blocks tells them that those are there: see pass_on_by_dma in roles.h. 0:
-  /// blocks do.
+  /// The same engines pass on all but headers, so many chunks of a shard at a time (a piece). The
+  /// first of the blocks tells them when those are there: see pass_on_by_dma in roles.h. 0: blocks
+  /// do.
   std::uint32_t dma_chunks = 0;
 };
 

@@ -1,6 +1,6 @@
 /// \file
 /// Problems whose launches are predicted by their plan's account of the work (account.h): all on
-/// CPUs; Ring Attention, MoE Dispatch and GEMM + Combine on GPUs. Host only.
+/// CPUs; Ring Attention, MoE Dispatch and GEMM+Combine on GPUs. Host only.
 #pragma once
 
 #include <vector>

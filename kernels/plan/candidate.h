@@ -39,7 +39,7 @@ struct Heads {
   std::uint32_t batch = 1;
   bool causal = false;
 };
-/// MoE Dispatch's and GEMM + Combine's.
+/// MoE Dispatch's and GEMM+Combine's.
 struct Experts {
   std::uint32_t count = 0;  ///< of all ranks
   std::uint32_t top_k = 0;

@@ -16,7 +16,7 @@ Status check_plan(const Problem& problem, MachineKind kind, const Tiling& tiling
 Result<LaunchWork> work_by_plan(const Problem& problem, MachineKind kind,
                                 const Candidate& candidate);
 
-/// Tokens of MoE Dispatch and GEMM + Combine.
+/// Tokens of MoE Dispatch and GEMM+Combine.
 std::uint32_t tokens_of_rank(const Problem& problem);
 /// Experts' weights that a rank reads from memory, in bytes, once at least. 0 of other operators.
 double expert_bytes(const Problem& problem);

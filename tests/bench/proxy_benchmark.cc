@@ -1,7 +1,7 @@
-// What the proxy engine itself costs, over the fabric that moves nothing: the check of one command;
-// a pass over rings that are already full (also through the verbs fabric's data path, with the
-// driver stubbed out); the same with a producer on another thread; and the time from a command's
-// commit to its post.
+// What the proxy engine itself costs, over the fabric that moves nothing. It times the check of one
+// command, and a pass over rings that are already full (also through the verbs fabric's data path,
+// with the driver stubbed out). It times the same with a producer on another thread, and the time
+// from a command's commit to its post.
 //
 // Read the figures with the machine in mind: the two-thread ones need two cores to themselves.
 #include <benchmark/benchmark.h>

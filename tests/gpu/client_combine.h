@@ -1,5 +1,5 @@
 /// \file
-/// A rank's part of GEMM + Combine in the tests of libmkclient on GPUs: what RankMatrices is for
+/// A rank's part of GEMM+Combine in the tests of libmkclient on GPUs: what RankMatrices is for
 /// the products.
 #pragma once
 

@@ -65,7 +65,7 @@ TEST_F(ClientGpu, AGraphReplaysALaunchWithNewInputs) {
 }
 
 // The daemon tells a launch that waits for a rank that has left from one that is merely long by the
-// count of launches, which therefore must be odd while one is under way and at no other time.
+// count of launches. So the count must be odd while one is under way and at no other time.
 TEST_F(ClientGpu, ARankThatLeavesEndsALaunchThatWaitsForIt) {
   auto cluster = cluster_of(1);
   const Work work{.m = 128, .n = 128, .k = 64};

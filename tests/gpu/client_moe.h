@@ -1,5 +1,5 @@
 /// \file
-/// A rank's part of MoE Dispatch + GEMM in the tests of libmkclient on GPUs: what RankMatrices is
+/// A rank's part of MoE Dispatch+GEMM in the tests of libmkclient on GPUs: what RankMatrices is
 /// for the products.
 #pragma once
 

@@ -1,5 +1,5 @@
 /// \file
-/// All ranks of a GEMM + Combine in one process; as MoeRanks (moe_ranks.h), over handles that the
+/// All ranks of a GEMM+Combine in one process; as MoeRanks (moe_ranks.h), over handles that the
 /// test makes from the definition alone, or that a MoeRanks has left.
 #pragma once
 

@@ -1,5 +1,5 @@
 /// \file
-/// How GEMM + Combine on GPUs is judged: float64 on the GPU, with the bound of
+/// How GEMM+Combine on GPUs is judged: float64 on the GPU, with the bound of
 /// kernels/ops/combine/README.md for every element.
 #pragma once
 

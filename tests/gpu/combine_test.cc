@@ -1,7 +1,7 @@
-// GEMM + Combine on GPUs, one kernel per rank: every element against float64; any skew; the same
-// bits in every run; launches without a pause and graphs; handles that do not fit, or that a
-// Dispatch + GEMM without room has left; ranks that are missing; and the whole layer, both kernels
-// one after the other.
+// GEMM+Combine on GPUs, one kernel per rank. Every element is compared with float64, at any skew,
+// and has the same bits in every run. Launches come without a pause and from graphs. Handles do not
+// fit, or were left by a Dispatch+GEMM without room. Ranks are missing. The whole layer runs, too,
+// both kernels one after the other.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -282,7 +282,7 @@ TEST_P(CombineOnGpus, TheWholeLayerAsAGraph) {
   for (cudaGraphExec_t graph : graphs) cudaGraphExecDestroy(graph);
 }
 
-/// A rank whose Dispatch + GEMM had no room: every rank's combine fails and names it; the next
+/// A rank whose Dispatch+GEMM had no room: every rank's combine fails and names it; the next
 /// launch is right.
 TEST_P(CombineOnGpus, ADispatchWithoutRoomFailsEveryRanksCombine) {
   CombineRanks ranks(setup({300, 64, 128, 10, 3, kElement}));

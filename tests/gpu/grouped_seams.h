@@ -1,6 +1,6 @@
 /// \file
-/// The policies of the grouped product that operators replace, at work in one launch: rows arrive
-/// while it runs, the tile list is made on the device in an order of its own, and rows are stored
+/// The policies of the grouped product that operators replace, at work in one launch. Rows arrive
+/// while it runs. The tile list is made on the device in an order of its own, and rows are stored
 /// where a table says.
 #pragma once
 

@@ -1,5 +1,5 @@
-// The grouped product as operators use it: rows arrive while it runs, tiles come in the order of a
-// list made on the device, rows are stored where a table says; and rows that never come end in a
+// The grouped product as operators use it. Rows arrive while it runs, tiles come in the order of a
+// list made on the device, and rows are stored where a table says. Rows that never come end in a
 // failed wait, not in a hang.
 #include "tests/gpu/grouped_seams.h"
 

@@ -66,7 +66,7 @@ __device__ bool is_leader() { return threadIdx.x % 32 == 0; }
 
 /// By one thread: shows the rank a flag, and a word with it. The bytes before it have arrived
 /// (bulk_wait<0>, which over NVLink the other GPU answers), so it has nothing to order, as far as
-/// hardware goes: PTX would have a release, and a fence waits for all that movers of the same SM
+/// hardware goes. PTX would have a release. But a fence waits for all that movers of the same SM
 /// have on their way, tens of microseconds where links are full. Every element is judged.
 __device__ void show(const Reflection& item, std::uint32_t epoch) {
   if (item.has_word) {

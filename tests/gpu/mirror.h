@@ -5,8 +5,8 @@
 /// Ranks of a node do the same with turned numbers: when rank 0 of L shows rank L - p something,
 /// rank p shows rank 0 the like, about then. So a program that answers each flag of rank 0 in
 /// another rank's memory with the flag of the mirrored rank, and has brought the bytes meanwhile,
-/// gives it the traffic of a node of L: as many bytes each way, at its own pace. What arrives at
-/// rank 0's rail peer says so when the like arrives at rank 0.
+/// gives it the traffic of a node of L. It has as many bytes each way, at its own pace. What
+/// arrives at rank 0's rail peer says so when the like arrives at rank 0.
 ///
 /// What is not there: skew between ranks, and other ranks' traffic in the switch. What the mirror
 /// adds: each flag is later than its cause by a look at it and, where links are full, by what is on

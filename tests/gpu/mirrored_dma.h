@@ -1,7 +1,8 @@
 /// \file
-/// The rows of a mirrored rank's neighbours, as their DMA engines would bring them: by those of the
-/// mirror's GPU, one neighbour's after the other's, from the launch's beginning on; then what these
-/// pass on of another node's, each piece when the rank's own rail has brought as much.
+/// The rows of a mirrored rank's neighbours, as their DMA engines would bring them. The engines of
+/// the mirror's GPU bring one neighbour's after the other's, from the launch's beginning on. Then
+/// they bring what these pass on of another node's, each piece when the rank's own rail has brought
+/// as much.
 #pragma once
 
 #include <cuda_runtime_api.h>

@@ -1,6 +1,6 @@
 /// \file
-/// A MoE layer of all ranks of a world (world_abi.h), for moe_bench.py: MoE Dispatch + GEMM, and
-/// GEMM + Combine over what that leaves.
+/// A MoE layer of all ranks of a world (world_abi.h), for moe_bench.py: MoE Dispatch+GEMM, and
+/// GEMM+Combine over what that leaves.
 #pragma once
 
 #include <cstdint>

@@ -1,7 +1,7 @@
-// MoE Dispatch + GEMM on GPUs, one kernel per rank: where every row stands, and every element of it
-// against float64; any skew; the same bits in every run; launches without a pause and graphs, with
-// routing that changes; and what becomes of a launch whose routing makes no sense, whose rows do
-// not fit, or that lacks a rank.
+// MoE Dispatch+GEMM on GPUs, one kernel per rank: where every row stands, and every element of it
+// against float64. It holds at any skew, with the same bits in every run. Launches come without a
+// pause and from graphs, with routing that changes. Some launches have routing that makes no sense,
+// rows that do not fit, or lack a rank.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

@@ -1,5 +1,5 @@
-// The three operators on GPUs, one kernel per rank: results, every element; the same bits in every
-// run; launches without a pause; graphs; and the ways in which a launch ends when a rank is
+// The three operators on GPUs, one kernel per rank: every element of the results, with the same
+// bits in every run. Launches come without a pause and from graphs. Launches end when a rank is
 // missing, disagrees, or is told to stop.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

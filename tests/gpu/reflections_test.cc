@@ -135,8 +135,8 @@ TEST_P(Mirrored, NothingIsOverwritten) {
   }
 }
 
-// Each flag is the rank's own, and shown once, by one or by all that share it; when the rank shows
-// something to a peer of its node, the one with the turned number, or to its rail peer.
+// Each flag is the rank's own, and shown once, by one or by all that share it. It is shown when the
+// rank shows something to a peer of its node, the one with the turned number, or to its rail peer.
 TEST_P(Mirrored, EachFlagAnswersOneThatTheRankShows) {
   const auto [op, nodes, locals] = GetParam();
   std::map<const std::uint32_t*, std::uint32_t> shown;

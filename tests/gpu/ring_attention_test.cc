@@ -1,6 +1,6 @@
-// Ring Attention on GPUs, one kernel per rank: every element of O and LSE against float64; the same
-// bits in every run; launches without a pause and of changing lengths; graphs; and the ways in
-// which a launch ends when a rank is missing, disagrees, or is told to stop.
+// Ring Attention on GPUs, one kernel per rank: every element of O and LSE against float64, with the
+// same bits in every run. Launches come without a pause, with changing lengths, and from graphs.
+// Launches end when a rank is missing, disagrees, or is told to stop.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

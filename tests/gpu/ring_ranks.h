@@ -1,6 +1,7 @@
 /// \file
-/// All ranks of a Ring Attention in one process: on one GPU, each with a stream and a share of the
-/// SMs, or spread over GPUs with peer access; as one node, or as several that a HostProxy joins.
+/// All ranks of a Ring Attention in one process. They are on one GPU, each with a stream and a
+/// share of the SMs, or spread over GPUs with peer access. They are one node, or several that a
+/// HostProxy joins.
 #pragma once
 
 #include <cuda_runtime_api.h>

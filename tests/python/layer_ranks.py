@@ -215,7 +215,7 @@ def moe_is_right(dtype, hidden=32, features=24, experts=6, top_k=2):
 
 
 def combine_is_right(dtype, hidden=40, features=24, experts=6, top_k=3, other=16):
-    """GEMM + Combine behind a dispatch, with a residual and without, for ranks with different counts of tokens, one with none."""
+    """GEMM+Combine behind a dispatch, with a residual and without, for ranks with different counts of tokens, one with none."""
     group = mkernel.init()
     counts = [5 * r for r in range(group.world)]
     shares = [range(r * experts // group.world, (r + 1) * experts // group.world) for r in range(group.world)]

@@ -1,4 +1,4 @@
-"""MoE Dispatch + GEMM and GEMM + Combine on NumPy arrays: the two halves of a layer whose experts are dealt out over the ranks."""
+"""MoE Dispatch+GEMM and GEMM+Combine on NumPy arrays: the two halves of a layer whose experts are dealt out over the ranks."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def moe_dispatch_gemm_backward(
 ) -> tuple[numpy.ndarray, Optional[numpy.ndarray], numpy.ndarray]:
     """(dtokens, dweights, dexperts) of ``moe_dispatch_gemm``, which answered `routed`; `dy` has its rows, and `dweight` its rows' weights.
 
-    It is composed: tokens are gathered for the experts' gradients. Those of tokens return by GEMM + Combine.
+    It is composed: tokens are gathered for the experts' gradients. Those of tokens return by GEMM+Combine.
     """
     chosen = get_group(group)
     everyone, source = _everyones(chosen, tokens, routed)
@@ -127,7 +127,7 @@ def _slices(routed: Routed) -> list[slice]:
 def _combined(
     group: Group, y: numpy.ndarray, routed: Routed, weight: Any, experts: numpy.ndarray, residual: Optional[numpy.ndarray], transposed: bool = False
 ) -> numpy.ndarray:
-    """GEMM + Combine with a weight for each row. `transposed`: by the experts' weights transposed, and sums travel in float32, for a gradient."""
+    """GEMM+Combine with a weight for each row. `transposed`: by the experts' weights transposed, and sums travel in float32, for a gradient."""
     out = numpy.empty((len(routed.ids), experts.shape[1 if transposed else 2]), dtype=y.dtype)
     addresses = {"y": y.ctypes.data, "expert_weights": experts.ctypes.data, "out": out.ctypes.data}
     if residual is not None:

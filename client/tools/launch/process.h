@@ -1,7 +1,7 @@
 /// \file
-/// A child process that never outlives its parent: started with an argument vector, optionally with
-/// a pipe on which it reports line by line, waited for with a deadline, and killed when its object
-/// goes.
+/// A child process that never outlives its parent. It is started with an argument vector,
+/// optionally with a pipe on which it reports line by line, waited for with a deadline, and killed
+/// when its object goes.
 #pragma once
 
 #include <sys/types.h>

@@ -1,6 +1,6 @@
 /// \file
-/// Makes what the device has written into a GPU's memory visible to the GPU: one byte is read back
-/// by the device itself, which comes only when what it had written there before has come
+/// Makes what the device has written into a GPU's memory visible to the GPU. The device itself
+/// reads one byte back, which comes only when what it had written there before has come
 /// (`../verbs/flusher.h` says why).
 #pragma once
 

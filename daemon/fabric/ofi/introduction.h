@@ -1,5 +1,5 @@
 /// \file
-/// How a receiving endpoint gets to know each endpoint that will write to it before it does: the
+/// How a receiving endpoint gets to know each endpoint that will write to it before it does. The
 /// sending endpoint tells its address in a message (`Introduction`), the receiving one puts it into
 /// its address table and answers (`Reception`). No write goes out before that answer.
 ///

@@ -1,7 +1,7 @@
 /// \file
 /// One link of the ofi fabric: an endpoint of libfabric that only sends, to one peer.
 ///
-/// Its own, so that giving the link up ends everything that libfabric still has of it: with a
+/// Its own, so that giving the link up ends everything that libfabric still has of it. With a
 /// shared endpoint, writes to a peer that hangs would go on reading their sources for as long as
 /// the connection lives.
 #pragma once

@@ -1,8 +1,9 @@
 /// \file
 /// Keeps changes of the provider's table of registrations apart from its progress, for a provider
-/// that does not do so itself: `net` of libfabric 1.17 puts regions in and takes them out without
-/// the lock under which a poll looks for the target of a write. Another region may then not be
-/// found, and the peer's connection is ended. (Mended in 1.18, where the provider is called tcp.)
+/// that does not do so itself. One such: `net` of libfabric 1.17 puts regions in and takes them out
+/// without the lock under which a poll looks for the target of a write. Another region may then not
+/// be found, and the peer's connection is ended. (Mended in 1.18, where the provider is called
+/// tcp.)
 #pragma once
 
 #include <atomic>

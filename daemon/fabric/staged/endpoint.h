@@ -1,7 +1,7 @@
 /// \file
 /// GPU memory over a network: an endpoint of that network, and beside it, from the first GPU buffer
-/// on, a second one that carries GPUs' data: straight from GPU to GPU where its NIC reaches both,
-/// else by way of host memory. See README.md.
+/// on, a second one that carries GPUs' data. It goes straight from GPU to GPU where its NIC reaches
+/// both, else by way of host memory. See README.md.
 #pragma once
 
 #include <functional>

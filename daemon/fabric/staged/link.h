@@ -1,7 +1,7 @@
 /// \file
-/// Sending GPU memory over one link: each write is copied into the buffer's image, unless the NIC
-/// reads the buffer itself, then goes to the peer's image or buffer and, as a record, beside it. A
-/// ring of writes, reported in the order in which they were taken. Proxy thread, but for what
+/// Sending GPU memory over one link. Each write is copied into the buffer's image, unless the NIC
+/// reads the buffer itself. Then it goes to the peer's image or buffer and, as a record, beside it.
+/// A ring of writes, reported in the order in which they were taken. Proxy thread, but for what
 /// LinkBase says of links.
 #pragma once
 

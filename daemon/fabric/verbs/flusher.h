@@ -2,8 +2,8 @@
 /// Makes what this NIC has written into a GPU's memory visible to the GPU. A flag in host memory
 /// does not order such writes: over PCIe a store to the host may be seen while an earlier one to
 /// the GPU is still under way. But no read overtakes a write on its way to the same device. A read
-/// is answered only then: so one byte is read back, by the NIC itself, over a queue pair that is
-/// connected to itself, and what had been reported before is there when the byte is.
+/// is answered only then. So the NIC itself reads one byte back, over a queue pair that is
+/// connected to itself. What had been reported before is there when the byte is.
 #pragma once
 
 #include <array>

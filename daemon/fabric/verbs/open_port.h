@@ -54,10 +54,10 @@ class OpenPort {
   std::atomic<Flusher*> shared_flusher_{nullptr};
 };
 
-/// Where the present opening is found. One thread replaces it; others that hold a lost one
-/// may go on with it until the next call, to no avail, and only then is it closed: the control
-/// thread by a shared pointer, and the proxy, which is to count no references, by saying which one
-/// it holds.
+/// Where the present opening is found. One thread replaces it; others that hold a lost one may
+/// go on with it until the next call, to no avail. Only then is it closed. The control thread
+/// holds it by a shared pointer. The proxy, which is to count no references, says which one it
+/// holds.
 class PortPlace {
  public:
   explicit PortPlace(std::shared_ptr<OpenPort> first);

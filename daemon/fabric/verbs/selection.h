@@ -1,7 +1,7 @@
 /// \file
-/// Which port, which entry of its GID table, which partition and which MTU: rules without I/O, each
-/// answering with what it chose and the reason, since a wrong GID is the most common trouble there
-/// is with RoCE.
+/// Which port, which entry of its GID table, which partition and which MTU. These are rules without
+/// I/O. Each answers with what it chose and the reason, since a wrong GID is the most common
+/// trouble there is with RoCE.
 #pragma once
 
 #include <infiniband/verbs.h>
@@ -44,9 +44,9 @@ std::string present_name(std::span<const PortEntry> ports, const PortEntry& know
 /// The entry of the port's GID table that this endpoint speaks from; `Choice::index` is a position
 /// in `table`, whose entries carry their own index. `wanted` >= 0 decides.
 ///
-/// Otherwise: on InfiniBand the first entry (the port's own); on Ethernet a RoCE v2 entry, first
-/// one that maps an IPv4 address, then one with a routable IPv6 address, then a link-local one;
-/// of equals the lowest index. RoCE v1 is never chosen, since it does not cross routers.
+/// Otherwise: on InfiniBand the first entry (the port's own). On Ethernet it is a RoCE v2 entry:
+/// first one that maps an IPv4 address, then one with a routable IPv6 address, then a link-local
+/// one; of equals the lowest index. RoCE v1 is never chosen, since it does not cross routers.
 Result<Choice> choose_gid(std::span<const ibv_gid_entry> table, std::int32_t wanted,
                           const std::string& port);
 

@@ -62,9 +62,9 @@ class HeadKeys {
 /// (gemm_policies.cuh). Its Shared lies behind the core's shared memory (gate_shared).
 ///
 /// A gate that waits must have a deadline well under ptx::kBlockDeadlineNs. When it passes, the
-/// gate records who waited for what and returns at once from then on, so that the block runs to its
-/// end on whatever the memory holds (the store must then not announce the result). What it acquired
-/// it passes on to the copy engine with ptx::fence_acquired_to_async().
+/// gate records who waited for what and returns at once from then on. So the block runs to its end
+/// on whatever the memory holds. The store must then not announce the result. What it acquired it
+/// passes on to the copy engine with ptx::fence_acquired_to_async().
 struct KeysAreHere {
   struct Params {};
   __device__ explicit KeysAreHere(const Params&) {}

@@ -1,6 +1,6 @@
 /// \file
 /// The epilogue of the products over all ranks. What it does is chosen at launch, once for a tile
-/// and outside all loops over k, so that one kernel does for all: most launches round the sums and
+/// and outside all loops over k, so that one kernel does for all. Most launches round the sums and
 /// do nothing else. The others stage the sums in fp32 (partials), or finish them: bias, activation.
 #pragma once
 

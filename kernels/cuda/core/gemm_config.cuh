@@ -25,10 +25,10 @@ inline constexpr std::size_t kSharedBytesMax = 227 * 1024;
 /// Rows of one math warpgroup.
 inline constexpr int kWarpgroupRows = 64;
 
-/// A stage costs kBlockM + kBlockN rows of 128 bytes, a staging buffer 8 KiB per math warpgroup: 4
-/// stages with 2 buffers are best where C stays here; 3 stages with 4 (a whole tile of 128 x 256)
-/// let math go on at once when tiles leave slowly, all blocks at a time, over NVLink.
-/// `kSplitsOfK`: the blocks of a cluster may share a tile's K (split_sums.cuh).
+/// A stage costs kBlockM + kBlockN rows of 128 bytes, a staging buffer 8 KiB per math warpgroup. 4
+/// stages with 2 buffers are best where C stays here. 3 stages with 4 (a whole tile of 128 x 256)
+/// let math go on at once when tiles leave slowly, all blocks at a time, over NVLink. `kSplitsOfK`:
+/// the blocks of a cluster may share a tile's K (split_sums.cuh).
 template <class ElementType, BLayout kLayoutOfB, int kTileM, int kTileN, int kStageCount,
           int kClusterRows, int kStaging = 2, bool kSplitsOfK = false>
 struct GemmConfig {

@@ -265,7 +265,8 @@ __device__ __forceinline__ void gemm_core(const GemmParams<Order, Gate, Store, E
                                ? pieces_of<Epilogue, Config>(params.epilogue)
                                : 0;
         // A buffer is given back one piece late, so that a piece already waiting is not held up by
-        // the reading of the one before it; or, where something is added, all of them after that.
+        // the reading of the one before it. Where something is added, all of them are given back
+        // after that.
         bool adds = false;
         if constexpr (kAccumulates<Order>) adds = order.accumulates() && late.due();
         const auto first = ring;

@@ -46,9 +46,9 @@ namespace mk::kernels::cuda {
 /// the other.
 ///
 /// A gate that waits must have a deadline well under ptx::kBlockDeadlineNs. When it passes, the
-/// gate records who waited for what and answers kAllReady from then on, so that the block runs to
-/// its end on whatever the memory holds and nothing hangs (the store must then not announce the
-/// result: see there). What was acquired must be passed on to the copy engine with
+/// gate records who waited for what and answers kAllReady from then on. So the block runs to its
+/// end on whatever the memory holds, and nothing hangs. The store must then not announce the
+/// result: see there. What was acquired must be passed on to the copy engine with
 /// ptx::fence_acquired_to_async() before `wait` returns.
 using mk::kernels::kAllReady;
 
@@ -182,7 +182,7 @@ struct StoreToC {
 ///                                                   within it are `row` and `row` + 8
 ///     void pack<Element>(float* sums, int column, uint32_t (&packed)[4]) const;
 ///
-/// `pack` makes 16 columns of the staged tile from `column` on, as stmatrix takes them: with t the
+/// `pack` makes 16 columns of the staged tile from `column` on, as stmatrix takes them. With t the
 /// thread's lane % 4, packed[0] is (row, column + 2 t and the next), packed[1] the same of row + 8,
 /// packed[2] and [3] the same 8 columns on. sums[column / 8 * 4 + i] is, in the order of i, (row,
 /// column + 2 t), (row, the next), (row + 8, ...), (row + 8, the next). The whole warp calls it. It

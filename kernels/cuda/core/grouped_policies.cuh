@@ -1,7 +1,7 @@
 /// \file
-/// The GEMM core's policies for a grouped product: the order of tiles, made in each block from the
-/// experts' rows; the loads of a tile's rows and of its expert's weights; the epilogues; the store
-/// that writes a tile's rows and no others.
+/// The GEMM core's policies for a grouped product. The order of tiles is made in each block from
+/// the experts' rows. A gate loads a tile's rows and its expert's weights. The store writes a
+/// tile's rows and no others.
 #pragma once
 
 #include <cuda.h>

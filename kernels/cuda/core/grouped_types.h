@@ -23,10 +23,10 @@ enum class GroupedActivation {
 ///
 ///     C[r] = row_scale[r] * activation(A[r] * B[expert of r] + bias[expert of r])
 ///
-/// Which rows are whose is in device memory and may change from launch to launch: rows
-/// [offsets[e], offsets[e + 1]) are expert e's, or, where there are counts, counts[e] rows from
-/// offsets[e] on. Experts without rows are fine. What reaches behind rows_max is left out. Rows of
-/// no expert are not read and not written.
+/// Which rows are whose is in device memory and may change from launch to launch. Rows [offsets[e],
+/// offsets[e + 1]) are expert e's, or, where there are counts, counts[e] rows from offsets[e] on.
+/// Experts without rows are fine. What reaches behind rows_max is left out. Rows of no expert are
+/// not read and not written.
 struct GroupedGemmProblem {
   DType dtype = DType::kBf16;
   BLayout b_layout = BLayout::kNK;

@@ -1,8 +1,8 @@
 /// \file
 /// Tiles that another rank's partial is added to by the copy engine, one of them late
-/// (comm/deferred.h says why, and why nobody waits in a circle): a block stores its own partial
-/// where the sum is to be, computes the next such tile, and only then has the other's partial of
-/// the first, which lies in this GPU's memory by now, brought into shared memory and added in L2.
+/// (comm/deferred.h says why, and why nobody waits in a circle). A block stores its own partial
+/// where the sum is to be, and computes the next such tile. By then the other's partial of the
+/// first lies in this GPU's memory. The block has it brought into shared memory and added in L2.
 /// Math has nothing to do with it. Between a block's threads (gemm_core.cuh):
 ///
 ///     loading thread     has issued such a tile's loads: awaits the other's partial of the last
@@ -11,10 +11,10 @@
 ///                        emptied, which math gets back later for that, and from there onto what
 ///                        was stored
 ///
-/// One addition of two rounded values, rounded once: the same bits as a sum in fp32 that is rounded
-/// then (double rounding is innocuous where the wider type has 2p + 2 bits: Figueroa, "When is
-/// double rounding innocuous?", 1995; p = 8 for bf16 and 11 for f16), and in either order. (Of NaNs
-/// the payloads may differ.)
+/// One addition of two rounded values, rounded once, gives the same bits as a sum in fp32 that is
+/// rounded then, in either order. (Double rounding is innocuous where the wider type has 2p + 2
+/// bits: Figueroa, "When is double rounding innocuous?", 1995; p = 8 for bf16 and 11 for f16.) (Of
+/// NaNs the payloads may differ.)
 #pragma once
 
 #include <cstdint>

@@ -220,7 +220,7 @@ __device__ __forceinline__ void bulk_wait_read() {
   asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");
 }
 
-/// Waits until at most `kPending` groups of this thread are incomplete: the others' writes are
+/// Waits until at most `kPending` groups of this thread are incomplete. The others' writes are
 /// visible to this thread, and may be released to others, also when they went to a peer GPU.
 template <int kPending>
 __device__ __forceinline__ void bulk_wait() {

@@ -13,7 +13,7 @@
 namespace mk::kernels::cuda {
 
 /// A map of the row-major matrix [rows, columns] of two-byte elements at `base`, rows `row_stride`
-/// elements apart, moved in boxes of box_rows x box_columns with the 128-byte swizzle (so
+/// elements apart. It is moved in boxes of box_rows x box_columns with the 128-byte swizzle (so
 /// box_columns is at most 64). Reads outside the matrix give zeros, writes outside are dropped.
 /// `base` may be memory of a peer GPU. Fails with kInvalidArgument, `name` in the message, if base
 /// or row stride is not a multiple of 16 bytes; kUnavailable without a CUDA driver.
@@ -22,17 +22,17 @@ Result<CUtensorMap> make_tensor_map(const char* name, DType dtype, const void* b
                                     std::int64_t row_stride, int box_rows, int box_columns);
 
 /// A map of planes, `plane_bytes` apart, of `tiles` packed tiles, each [rows, columns] row-major,
-/// one after the other from a plane's beginning on, of elements or in fp32, stored in boxes of 1 x
-/// 1 x 64 x 64 (fp32: 32) with the 128-byte swizzle: what of a box lies outside its tile is not
-/// written. `columns` is a multiple of 8. Errors as above.
+/// one after the other from a plane's beginning on, of elements or in fp32. They are stored in
+/// boxes of 1 x 1 x 64 x 64 (fp32: 32) with the 128-byte swizzle. What of a box lies outside its
+/// tile is not written. `columns` is a multiple of 8. Errors as above.
 Result<CUtensorMap> make_tile_planes_map(const char* name, DType dtype, const void* base,
                                          std::int64_t planes, std::int64_t plane_bytes,
                                          std::int64_t tiles, std::int64_t rows,
                                          std::int64_t columns, Partials type = Partials::kElement);
 
 /// A map of the row-major matrix at `base`, rows `row_stride` elements apart, as `tiles` rows of
-/// tiles of `rows` rows each: stored in boxes of 1 x 1 x 64 x 64 (the first dimension is always 0),
-/// of which what lies below a tile's rows is not written.
+/// tiles of `rows` rows each. They are stored in boxes of 1 x 1 x 64 x 64 (the first dimension is
+/// always 0). What lies below a tile's rows is not written.
 Result<CUtensorMap> make_row_tiles_map(const char* name, DType dtype, const void* base,
                                        std::int64_t tiles, std::int64_t rows, std::int64_t columns,
                                        std::int64_t row_stride);
@@ -44,7 +44,7 @@ Result<CUtensorMap> make_slots_map(const char* name, DType dtype, const void* ba
                                    std::int64_t columns, int box_rows, int box_columns);
 
 /// A map of the packed row-major matrix [rows, columns] as windows of `window` rows, moved in boxes
-/// of 1 x window x box_columns with the 128-byte swizzle: coordinates (column, s, e) with 0 < e <=
+/// of 1 x window x box_columns with the 128-byte swizzle. Coordinates (column, s, e) with 0 < e <=
 /// rows are a box whose first window - s rows are the rows from e - (window - s) on, and whose
 /// others lie outside. So a box ends with any row: what is outside is read as zeros and not
 /// written.
@@ -52,11 +52,11 @@ Result<CUtensorMap> make_row_window_map(const char* name, DType dtype, const voi
                                         std::int64_t rows, std::int64_t columns, int window,
                                         int box_columns);
 
-/// A map of the packed weights [experts, n, k] (kNK) or [experts, k, n] (kKN) as [.., halves, ..]:
-/// coordinates (k, column of a half, half, expert), moved in boxes of 64 x (box_n / halves) x
-/// halves x 1, or (column of a half, half, k, expert) in boxes of 64 x 1 x 64 x 1. 128-byte
-/// swizzle; each dimension ends by itself, so that nothing of another half or expert is read. n is
-/// a multiple of `halves`.
+/// A map of the packed weights [experts, n, k] (kNK) or [experts, k, n] (kKN) as [.., halves, ..].
+/// Coordinates are (k, column of a half, half, expert), moved in boxes of 64 x (box_n / halves) x
+/// halves x 1. For kKN they are (column of a half, half, k, expert), in boxes of 64 x 1 x 64 x 1.
+/// It has the 128-byte swizzle. Each dimension ends by itself, so that nothing of another half or
+/// expert is read. n is a multiple of `halves`.
 Result<CUtensorMap> make_expert_weights_map(const char* name, DType dtype, BLayout layout,
                                             const void* base, std::int64_t experts, std::int64_t n,
                                             std::int64_t k, int halves, int box_n);
@@ -74,7 +74,7 @@ struct HeadsTensor {
 };
 
 /// A map of such a tensor as [batch, head, column of 64, row, 64], loaded in boxes of `box_rows`
-/// rows of one head, all columns, with the 128-byte swizzle: columns lie one after the other. Reads
+/// rows of one head, all columns, with the 128-byte swizzle. Columns lie one after the other. Reads
 /// outside the rows give zeros. Errors as above.
 Result<CUtensorMap> make_heads_map(const char* name, DType dtype, const void* base,
                                    const HeadsTensor& tensor, int box_rows);

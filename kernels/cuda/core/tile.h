@@ -59,9 +59,9 @@ using OrderSharedOf = typename OrderSharedTypeOf<Order>::Type;
 /// `tile.m` counts rows of whole workers: with clusters of 2, tile.m = 3 stands for the block rows
 /// 6 and 7.
 ///
-/// RasterOrder: bands of `band` tile rows, walked column by column, so that the tiles in flight at
-/// one time form a near-square patch of C and share their rows of A and columns of B in L2. Worker
-/// w takes every `workers`-th tile.
+/// RasterOrder: bands of `band` tile rows, walked column by column. So the tiles in flight at one
+/// time form a near-square patch of C and share their rows of A and columns of B in L2. Worker w
+/// takes every `workers`-th tile.
 class RasterOrder {
  public:
   struct Params {

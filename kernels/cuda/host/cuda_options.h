@@ -22,8 +22,8 @@ struct JobPlan;
 /// What a rank chooses for itself; ranks may differ, but for `ranks_per_device`. 0: chosen.
 struct CudaOptions {
   /// Ranks of this process that share the device. Each uses at most its share of the SMs, one block
-  /// on each, because all blocks of all ranks must be resident at the same time, and copies that
-  /// they wait for (plan/legal.h).
+  /// on each. All blocks of all ranks must be resident at the same time, and copies that they wait
+  /// for (plan/legal.h).
   std::uint32_t ranks_per_device = 1;
   ThreadBlocks compute_blocks;  ///< 0: what the groups leave of the share
   Warpgroups stream_groups;     ///< sums within the node, or hands out this rank's rows

@@ -20,7 +20,7 @@ plan::Machine machine_of(const char* device_name, std::uint32_t sms);
 /// By the shipped files, for a GPU of that name and so many SMs.
 std::shared_ptr<const plan::JobPlan> job_plan_for(const char* device_name, std::uint32_t sms);
 
-/// What a plan has to be made with: of `options` what is named counts, of the caller's tiles and
+/// A plan has to be made with these: of `options` what is named counts, of the caller's tiles and
 /// chunks what is not 0. `blocks`: SMs of a rank, the same on all, as are the shape, and what all
 /// name. The operator's own plan is then made of the answer.
 Result<Tiling> planned_tiling(plan::Op op, std::uint32_t nodes, std::uint32_t locals,

@@ -34,9 +34,9 @@ struct GroupNeeds {
 /// Fills in `blocks`, in `frame` the blocks outside the compute blocks; its pollers are set. A
 /// count that the options name is taken as it is; by default groups leave the compute blocks half
 /// of the share, or as many as the options name. Those that stream fill the last block up, or give
-/// the poller its place.
-/// kLimitExceeded: `device_blocks`, the device's, do not hold that for every rank that shares it;
-/// kInvalidArgument: more send groups than the session's `lane_count` lanes. `op`: for messages.
+/// the poller its place. kLimitExceeded: `device_blocks`, the device's, do not hold that for every
+/// rank that shares it. kInvalidArgument: more send groups than the session's `lane_count` lanes.
+/// `op`: for messages.
 Status choose_blocks(const char* op, const CudaOptions& options, const GroupNeeds& needs,
                      std::uint32_t lane_count, std::uint32_t device_blocks, RoleBlocks& blocks,
                      FrameArguments& frame);

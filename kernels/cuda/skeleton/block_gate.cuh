@@ -29,7 +29,7 @@ __device__ __forceinline__ void copy_launch(unsigned char* to, const Launch& lau
 }
 
 /// Where a compute block that ends with its tiles counts its groups as done when the inputs of the
-/// last one are there: the poller is done, too, by the time that one is computed. A part of a
+/// last one are there. The poller is done, too, by the time that one is computed. A part of a
 /// gate's parameters.
 struct WaitsDone {
   std::uint32_t* groups_done;  ///< DeviceState's; null: they are counted elsewhere, or nobody looks

@@ -21,8 +21,8 @@ MK_HOST_DEVICE constexpr std::uint32_t place_of_parts(std::uint32_t chunk) {
 }
 
 /// Of `chunks` chunks of `parts` parts those that go to the network before any to the local ranks
-/// (gather::Sharing): enough to keep it busy until the others follow, which go to both at once.
-/// Their parts have places of their own behind the others'.
+/// (gather::Sharing). They are enough to keep it busy until the others follow, which go to both at
+/// once. Their parts have places of their own behind the others'.
 MK_HOST_DEVICE constexpr std::uint32_t network_first(std::uint32_t chunks, std::uint32_t parts) {
   constexpr std::uint32_t kFirst = 24;
   const std::uint32_t places = chunks < kPartPlaces ? kPartPlaces - chunks : 0;
@@ -93,12 +93,12 @@ MK_HOST_DEVICE constexpr std::uint32_t tile_parts(std::uint32_t tiles) {
 }
 
 /// A rank's chunks of `per_chunk` tiles that all groups of the GPU sum, `groups` of them from the
-/// start: few chunks a group for each tile or part of a tile, of many so the last ones. The first
-/// `onward` of them go to the network, which waits for the first one, and then for each after that:
-/// the very first is summed in as many parts as there are groups, those after it, of many, tile by
-/// tile, then half by half. (Two dozen groups that all sum a whole chunk of half a megabyte, which
-/// takes them 140 µs, have twenty-four at the end of that, and none before: the network takes 10 µs
-/// for one.)
+/// start. Of few chunks a group takes each tile or part of a tile, of many so the last ones. The
+/// first `onward` of them go to the network, which waits for the first one, and then for each after
+/// that. The very first is summed in as many parts as there are groups. Those after it, of many,
+/// are summed tile by tile, then half by half. (Two dozen groups that all sum a whole chunk of half
+/// a megabyte, which takes them 140 µs, have twenty-four at the end of that, and none before: the
+/// network takes 10 µs for one.)
 MK_HOST_DEVICE constexpr ChunkSteps sum_steps(std::uint32_t chunks, std::uint32_t per_chunk,
                                               std::uint32_t onward, std::uint32_t groups) {
   const std::uint32_t tail = end_chunks(chunks, per_chunk);
@@ -122,7 +122,7 @@ MK_HOST_DEVICE constexpr ChunkSteps sum_steps(std::uint32_t chunks, std::uint32_
            {tail, tail_parts}}};
 }
 
-/// What comes over the network, chunk by chunk, and is summed by `groups` groups: the more parts,
+/// Chunks that come over the network one by one, and are summed by `groups` groups: the more parts,
 /// the more of them sum the last one, as long as each has few in all.
 MK_HOST_DEVICE constexpr ChunkSteps arrival_steps(std::uint32_t chunks, std::uint32_t per_chunk,
                                                   std::uint32_t groups) {
@@ -138,8 +138,8 @@ MK_HOST_DEVICE constexpr ChunkSteps arrival_steps(std::uint32_t chunks, std::uin
 /// many that the first chunks are there long before the last. (With whole ones each group has one
 /// of its own under way, and as many as there are groups come at one time.) `onward`: over nodes,
 /// where the network waits for them, or they have come by it. `targets`: ranks of the node that get
-/// them; to one, fewer and larger parts are quicker, as each costs some microseconds besides its
-/// bytes.
+/// them. To one rank fewer and larger parts are quicker, as each costs some microseconds besides
+/// its bytes.
 MK_HOST_DEVICE constexpr std::uint32_t copy_parts(std::uint32_t chunks, std::uint32_t chunk_bytes,
                                                   std::uint32_t groups, bool onward,
                                                   std::uint32_t targets) {

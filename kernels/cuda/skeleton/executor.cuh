@@ -1,6 +1,6 @@
 /// \file
 /// The CUDA executor of the shared roles (gemm_ar/roles.h and the others'). Each warpgroup is a
-/// block in their sense, so that one's waits overlap another's sums: its first thread, the
+/// block in their sense, so that one's waits overlap another's sums. Its first thread, the
 /// **leader**, runs the role as it stands in roles.h, with its waits and flags. Its other three
 /// warps are **workers** and do the sums and copies the leader asks for. Up to two jobs are in
 /// flight, so that the leader looks for the next tile while the workers add up this one. The

@@ -1,7 +1,7 @@
 /// \file
-/// What the blocks of a GPU's launches share, of any operator: what stays in device memory from
-/// launch to launch, what the host reads, and which words of the host the GPU looks at. Plain data
-/// for host and device.
+/// State that the blocks of a GPU's launches share, for any operator. Some of it stays in device
+/// memory from launch to launch. The host reads some, and the GPU looks at words of the host. Plain
+/// data for host and device.
 #pragma once
 
 #include <chrono>
@@ -164,7 +164,7 @@ MK_HOST_DEVICE constexpr std::uint32_t first_streaming_block(const FrameArgument
 
 /// Outside the compute blocks, group g is of block g / kGroupsOfBlock there; groups `before`,
 /// before + 1, ... are the `streams` that stream. Which of these group `before` + `index` is when
-/// one counts those first that are the first of their block, then the second ones, ...: so that few
+/// one counts those first that are the first of their block, then the second ones, .... So few
 /// chunks keep many blocks busy.
 MK_HOST_DEVICE constexpr std::uint32_t spread_stream(std::uint32_t index, std::uint32_t before,
                                                      std::uint32_t streams) {

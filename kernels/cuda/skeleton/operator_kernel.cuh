@@ -2,10 +2,10 @@
 /// The frame of every operator's kernel: who is what, and what all launches begin and end with.
 ///
 /// Blocks 0 .. compute - 1 run the GEMM core. When their tiles are done, each of their groups does
-/// what the operator has for it then. The groups of the other blocks are, in this order: the poller
-/// (if the host has words to look at), the send role, the receive role, and the role that streams
-/// within the node (reduce or share). All blocks of all ranks are resident at the same time, or the
-/// waits end at their deadlines.
+/// what the operator has for it then. The groups of the other blocks are, in this order, the poller
+/// (if the host has words to look at), the send role and the receive role. The role that streams
+/// within the node (reduce or share) is the last. All blocks of all ranks are resident at the same
+/// time, or the waits end at their deadlines.
 ///
 /// An operator is a type:
 ///

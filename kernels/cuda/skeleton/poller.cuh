@@ -1,6 +1,6 @@
 /// \file
 /// The one warp of a rank that looks at the host's words (arrival flags, the lanes' counters, abort
-/// words) while a launch runs, and mirrors them into device memory, where everybody else looks. A
+/// words) while a launch runs. It copies them into device memory, where all other blocks look. A
 /// look across the bus takes a microsecond, and many that look make it many more.
 #pragma once
 

@@ -15,8 +15,8 @@ namespace mk::kernels::cuda {
 
 /// Where a tile goes: into [plane][tile][row][column] of a map of packed tiles, or, where `tile` is
 /// negative, to (row, column) of a matrix. Rows and columns of the core's tile that are not the
-/// schedule's are clipped by the map; in a matrix they are right, and somebody else stores the
-/// same (so of tiles that are accumulated there are none).
+/// schedule's are clipped by the map. In a matrix they are right, and somebody else stores the
+/// same. So of tiles that are accumulated there are none.
 struct MappedPlace {
   const CUtensorMap* map;
   int plane;
@@ -193,7 +193,7 @@ class PackedStore {
     }
   }
   /// When what this warp stored has arrived: whether the tile's other half was there before, and
-  /// the launch goes well. `halves`: tiles done, one 32-bit counter per warpgroup in one word: the
+  /// the launch goes well. `halves`: tiles done, one 32-bit counter per warpgroup in one word. The
   /// later of the two for this tile sees the other's count.
   __device__ bool is_last_half(std::uint64_t* halves, int warpgroup) const {
     ptx::bulk_wait<0>();

@@ -48,9 +48,9 @@ class AgGemmCpu {
   /// `mode` kAuto: as the estimate says (CpuOptions::rates); the statistics say which ran.
   ///
   /// A wrong argument (kInvalidArgument) changes nothing. Any other error breaks the operator for
-  /// good: later launches answer the same error at once. kTimeout: a wait's deadline passed;
-  /// kAborted: an abort word was set, or a local rank's launch failed; kShapeMismatch: ranks
-  /// launched with different `m`.
+  /// good: later launches answer the same error at once. With kTimeout a wait's deadline passed.
+  /// With kAborted an abort word was set, or a local rank's launch failed. With kShapeMismatch
+  /// ranks launched with different `m`.
   Result<LaunchStats> launch(const void* a_shard, std::uint64_t lda, const void* b,
                              std::uint64_t ldb, void* c, std::uint64_t ldc, std::uint32_t m,
                              Mode mode = Mode::kFused, void* gathered = nullptr,

@@ -34,8 +34,8 @@ struct AgGemmTiles {
 struct AgGemmOrder {
   AgGemmTiles tiles;
   AgGemmBands bands;
-  /// A tile waits for all rows of its shard that are walked together with it, so that blocks which
-  /// begin a band at one time read the same part of B at one time until its end.
+  /// A tile waits for all rows of its shard that are walked together with it. So blocks which begin
+  /// a band at one time read the same part of B at one time until its end.
   bool in_bands = false;
 
   static AgGemmOrder of(const AgGemmLaunch& launch) {

@@ -115,7 +115,7 @@ enum class Arrival : std::uint8_t {
 
 /// How many rows of tiles are walked together, column by column: a band. A row of tiles that is
 /// walked by itself reads all of B, and so does the next one a little behind it, and the one after
-/// that: a B of more than a GPU's L2 cache holds is then read from memory by each of them anew.
+/// that. A B of more than a GPU's L2 cache holds is then read from memory by each of them anew.
 /// Rows that are walked together wait for the last of them.
 struct AgGemmBands {
   /// So many of the node's shards, its own first, are walked one after the other; 1 at least.
@@ -127,9 +127,9 @@ struct AgGemmBands {
 
   /// One of each shard where B is small. Else as many as all their tiles are in work at one time,
   /// of `workers` at a time (nothing is then left for later when the last row comes), kBandTiles at
-  /// most: of each shard alike, and one at least.
-  /// Shards of the node that arrive in turn are walked so, too: those that are there soon, until
-  /// each worker has had a tile and more, and then kBandTiles rows of the others together.
+  /// most: of each shard alike, and one at least. Shards of the node that arrive in turn are walked
+  /// so, too. First come those that are there soon, until each worker has had a tile and more. Then
+  /// come kBandTiles rows of the others together.
   static MK_HOST_DEVICE AgGemmBands of(const AgGemmSchedule& schedule, Arrival arrival,
                                        std::uint32_t workers) {
     AgGemmBands bands;

@@ -12,9 +12,9 @@ namespace {
 constexpr char kOp[] = "ag_gemm";
 constexpr std::uint32_t kDmaBytesMax = 1 << 30;  ///< at a time
 
-/// Whether the node's rows come rank by rank: where a rank's own rows are done with before rows of
-/// everybody could have come, and there is enough to compute to hide those of the last. As measured
-/// (../../cuda/decisions/ag_rank_order.md).
+/// Whether the node's rows come rank by rank. They do where a rank's own rows are done with before
+/// rows of everybody could have come. There must be enough to compute to hide those of the last. As
+/// measured (../../cuda/decisions/ag_rank_order.md).
 bool comes_in_turn(std::uint32_t nodes, const Shape& max) {
   constexpr std::uint32_t kFewRows = 2048;
   constexpr std::uint32_t kWide = 6144;
@@ -32,9 +32,9 @@ bool on_one_device(const RankContext& context, std::uint32_t one, std::uint32_t 
 
 }  // namespace
 
-// With p pieces of each shard the rows take (L - 1) p times a piece's own time longer, and the
-// tiles that are left when the last one has come an L-th of a p-th of the product's: together least
-// at this p.
+// With p pieces of each shard the rows take (L - 1) p times a piece's own time longer. The tiles
+// that are left when the last one has come take an L-th of a p-th of the product's. Together that
+// is least at this p.
 std::uint32_t ag_gemm_dma_bytes(const AgGemmPlan& plan, double product_us) {
   constexpr double kPieceUs = 6.6;  // of rows and flags, besides the bytes
   const double locals = plan.locals;

@@ -18,9 +18,9 @@
 
 namespace mk::kernels {
 
-/// What DMA engines bring to a rank at a time: all of a rank's rows; or, on one node, the longer
-/// the product (of so many us), the less, as its last tiles wait for it; but each time costs. Whole
-/// chunks of the plan.
+/// Bytes that DMA engines bring to a rank at a time: all of a rank's rows. On one node it is less
+/// for a longer product (of so many microseconds), as its last tiles wait for it; but each time
+/// costs. Whole chunks of the plan.
 std::uint32_t ag_gemm_dma_bytes(const AgGemmPlan& plan, double product_us);
 
 /// In how many parts, and in which order, a rank's groups hand out its `rows` rows, and those that

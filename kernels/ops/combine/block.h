@@ -1,5 +1,5 @@
 /// \file
-/// A block of GEMM + Combine: where its arrays, rows and sums lie, and what its flags mean. The
+/// A block of GEMM+Combine: where its arrays, rows and sums lie, and what its flags mean. The
 /// roles themselves, and what waits for what, are in protocol.h.
 #pragma once
 
@@ -12,8 +12,8 @@
 
 namespace mk::kernels {
 
-/// Some of the tokens that this rank sums for the rank of its rail on `node`, which may be its own:
-/// [begin, end) of the list of those that have rows here, or of its own tokens.
+/// Some of the tokens that this rank sums for the rank of its rail on `node`, which may be its own.
+/// It is [begin, end) of the list of those that have rows here, or of its own tokens.
 struct CombineRun {
   std::uint32_t node = 0;
   std::uint32_t begin = 0;
@@ -110,7 +110,7 @@ class CombineBlock : public OperatorBlock<Executor> {
     return at(schedule.receive_bank(bank, world.node, node));
   }
 
-  /// The handle is that of a Dispatch + GEMM that has made rows, and not of one that had no room
+  /// The handle is that of a Dispatch+GEMM that has made rows, and not of one that had no room
   /// for them, or was refused.
   MK_HOST_DEVICE bool complete() const {
     return launch.complete && launch.offsets[rows.experts().count] <= launch.room;

@@ -1,5 +1,5 @@
 /// \file
-/// GEMM + Combine on the CPU: the rows that MoE Dispatch + GEMM left on each rank, times the
+/// GEMM+Combine on the CPU: the rows that MoE Dispatch+GEMM left on each rank, times the
 /// experts' weights and the tokens' routing weights, summed at each token's rank. Blocks are
 /// threads; what they do is kernels/ops/combine/protocol.h.
 #pragma once
@@ -26,7 +26,7 @@ struct CombineCpuOptions : CpuOptions {
 
 /// One rank's input of one launch; dense.
 struct CombineInput {
-  const void* y = nullptr;  ///< [rows][I]: as MoE Dispatch + GEMM left them, or what became of them
+  const void* y = nullptr;  ///< [rows][I]: as MoE Dispatch+GEMM left them, or what became of them
   std::span<const MoeRow> rows;            ///< whose they are: MoeDispatchCpu::rows()
   std::span<const std::uint32_t> offsets;  ///< MoeDispatchCpu::expert_offsets()
   const void* expert_weights = nullptr;    ///< of this rank's experts, one after the other
@@ -52,7 +52,7 @@ class CombineCpu {
   /// Runs one launch; returns when `out` [count][H] is complete and no block touches memory of the
   /// caller. All ranks launch equally often; counts may differ.
   ///
-  /// A wrong argument (kInvalidArgument) changes nothing. A rank whose Dispatch + GEMM had too many
+  /// A wrong argument (kInvalidArgument) changes nothing. A rank whose Dispatch+GEMM had too many
   /// rows launches with its offsets, which tell of them, and no rows. Then this fails on every rank
   /// with kLimitExceeded, and names that rank. Where the rows that some rank brings are not those
   /// of this rank's tokens: kInvalidArgument, which names it. Either way nothing of `out` is

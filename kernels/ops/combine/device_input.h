@@ -1,5 +1,5 @@
 /// \file
-/// What a launch of GEMM + Combine on a GPU is given. Plain data of the host.
+/// What a launch of GEMM+Combine on a GPU is given. Plain data of the host.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
 /// \file
-/// The numbers that all ranks of a GEMM + Combine agree on for the operator's lifetime: shape,
+/// The numbers that all ranks of a GEMM+Combine agree on for the operator's lifetime: shape,
 /// tiles, chunks, and where everything lies in the workspace. spec.h makes them. Compiles for host
 /// and device.
 #pragma once
@@ -66,8 +66,9 @@ struct CombineGeometry {
   std::uint32_t tile_m = 0;
   std::uint32_t tile_n = 0;
   std::uint32_t row_pad = 0;  ///< a row tile is computed with a multiple of this many rows
-  /// Tiles with tokens of one node go by so many steps of these tokens: the more, the sooner there
-  /// is something to sum, but tiles of an expert, which share its weights, are the farther apart.
+  /// Tiles with tokens of one node go by so many steps of these tokens. The more there are, the
+  /// sooner there is something to sum. But tiles of an expert, which share its weights, are the
+  /// farther apart.
   std::uint32_t steps = 0;
   std::uint32_t banks = kBanksMax;
   std::uint32_t rows_max = 0;      ///< product rows of one rank: any routing's

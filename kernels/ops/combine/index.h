@@ -1,5 +1,5 @@
 /// \file
-/// The plan role of GEMM + Combine (protocol.h has the others): it makes the index, which says what
+/// The plan role of GEMM+Combine (protocol.h has the others): it makes the index, which says what
 /// product rows there are and who sums which. Its pieces may be done by several lanes together
 /// (routing_plan.h: OneLane). What they make does not depend on how many blocks and lanes they are.
 #pragma once

@@ -1,5 +1,5 @@
 /// \file
-/// What the blocks of one GEMM + Combine launch share. Plain data; the same struct goes to a CUDA
+/// What the blocks of one GEMM+Combine launch share. Plain data; the same struct goes to a CUDA
 /// kernel.
 #pragma once
 
@@ -30,7 +30,7 @@ struct CombineRefusals {
 
 struct CombineLaunch : Launch {
   CombineGeometry plan;
-  // The handle: what MoE Dispatch + GEMM left on this rank.
+  // The handle: what MoE Dispatch+GEMM left on this rank.
   const MoeRow* rows = nullptr;
   const std::uint32_t* offsets = nullptr;  ///< by expert of this rank, and the end
   std::uint32_t room = 0;                  ///< rows that there can be

@@ -1,5 +1,5 @@
 /// \file
-/// What the blocks of GEMM + Combine do, and what waits for what. Flags, entries and commands are
+/// What the blocks of GEMM+Combine do, and what waits for what. Flags, entries and commands are
 /// here, once for all executors; the executor brings the arithmetic:
 ///
 ///     bool multiply(const CombineTile&, uint32_t padded_rows, const TileRect& columns,
@@ -251,8 +251,9 @@ MK_HOST_DEVICE inline bool send(CombineBlock<Executor>& block) {
            end_exchange(block, channel, block.schedule.flags(), sent_to, received_from)));
 }
 
-/// Whether all ranks' rows are those of this rank's tokens, when all headers are here: the first
-/// rank that has none because its Dispatch + GEMM failed, else the first whose rows do not fit.
+/// Whether all ranks' rows are those of this rank's tokens, when all headers are here. Else it
+/// names the first rank that has none because its Dispatch+GEMM failed, else the first whose rows
+/// do not fit.
 template <class Executor>
 MK_HOST_DEVICE inline CombineVerdict verdict_of(const CombineBlock<Executor>& block) {
   const World& world = block.world;

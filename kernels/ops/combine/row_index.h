@@ -1,7 +1,7 @@
 /// \file
-/// From the rows that MoE Dispatch + GEMM left on a rank to what GEMM + Combine does with them:
-/// which row tiles there are, in which order they are computed, and which product row belongs to
-/// which token. Plain index arithmetic, for host and device.
+/// From the rows that MoE Dispatch+GEMM left on a rank to what GEMM+Combine does with them. It
+/// says which row tiles there are, in which order they are computed, and which product row belongs
+/// to which token. Plain index arithmetic, for host and device.
 ///
 /// A rank with product rows tells the **owner** of each: the local rank of its own node that has
 /// the rail of the token's rank. It writes an entry for (origin node, token, slot), which says
@@ -58,7 +58,7 @@ struct CombineNote {
   std::uint32_t end = 0;  ///< 1 + the last token among them
 };
 
-/// The check of a rank that has no rows because its Dispatch + GEMM failed, or whose handle makes
+/// The check of a rank that has no rows because its Dispatch+GEMM failed, or whose handle makes
 /// no sense. No sum of hashes has this bit.
 inline constexpr std::uint64_t kCombineIncomplete = 1ull << 63;
 

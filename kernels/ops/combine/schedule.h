@@ -1,12 +1,12 @@
 /// \file
-/// One launch of GEMM + Combine as index arithmetic: which nodes and tokens come when, what of a
+/// One launch of GEMM+Combine as index arithmetic: which nodes and tokens come when, what of a
 /// bank crosses the network, and where everything lies. What depends on the rows is in row_index.h.
 /// Compiles for host and device.
 ///
 /// **Order.** What travels far goes first: the sums for tokens of node d + 1, then of d + 2, ....
 /// This node's own tokens come last.
 ///
-/// **Chunks** of what a rank sends to a rail peer: chunk 0 is the header alone; chunk c, from 1 on,
+/// **Chunks** of what a rank sends to a rail peer. Chunk 0 is the header alone. Chunk c, from 1 on,
 /// holds the sums of tokens [(c - 1) P, c P) of those that have any row on this node, in the order
 /// of the tokens, P = chunk_tokens.
 ///
@@ -30,7 +30,7 @@ namespace mk::kernels {
 /// What a launch found out about the handles of all ranks.
 struct CombineVerdict {
   std::uint32_t bad_rank = 0;    ///< 1 + the rank whose rows do not fit; 0: all do
-  std::uint32_t incomplete = 0;  ///< it has none, because its Dispatch + GEMM failed
+  std::uint32_t incomplete = 0;  ///< it has none, because its Dispatch+GEMM failed
 };
 
 /// Words between the blocks of one rank.
@@ -81,8 +81,8 @@ class CombineSchedule {
     return columns_.rect(column_tile);
   }
   /// Where row tiles go by bands, of each its columns, so that those of an expert read its weights
-  /// together: the `step`-th tile, which is a place in the order of the row tiles, and a column.
-  /// `band_tiles`: kBand * column_tiles().
+  /// together. This is the `step`-th tile, which is a place in the order of the row tiles, and a
+  /// column. `band_tiles`: kBand * column_tiles().
   static constexpr std::uint32_t kBand = 16;
   struct BandedTile {
     std::uint32_t turn;

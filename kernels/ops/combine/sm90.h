@@ -1,6 +1,6 @@
 /// \file
-/// GEMM + Combine on Hopper GPUs: one launch is one persistent kernel per rank, which multiplies
-/// the rows that MoE Dispatch + GEMM left, and sums them at their tokens' ranks. The host waits for
+/// GEMM+Combine on Hopper GPUs: one launch is one persistent kernel per rank, which multiplies
+/// the rows that MoE Dispatch+GEMM left, and sums them at their tokens' ranks. The host waits for
 /// nothing.
 #pragma once
 

@@ -1,5 +1,5 @@
 /// \file
-/// GEMM + Combine as one persistent kernel: the index, the sums and what crosses the network beside
+/// GEMM+Combine as one persistent kernel: the index, the sums and what crosses the network beside
 /// the grouped product. Compute blocks add up, too, when their tiles are done. Included by one .cu
 /// file per element type.
 #pragma once

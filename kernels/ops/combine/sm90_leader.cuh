@@ -1,7 +1,7 @@
 /// \file
-/// The executor of GEMM + Combine's roles outside the compute blocks: a group whose leader runs the
-/// role, and whose other three warps, the workers, are the lanes of the index, look at all flags of
-/// a run of tokens at once, and add up its rows.
+/// The executor of GEMM+Combine's roles outside the compute blocks is a group. Its leader runs
+/// the role. Its other three warps, the workers, are the lanes of the index, look at all flags of a
+/// run of tokens at once, and add up its rows.
 #pragma once
 
 #include <cstdint>

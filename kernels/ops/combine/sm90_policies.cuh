@@ -1,7 +1,7 @@
 /// \file
-/// GEMM + Combine for the GEMM core: row tiles in the index's order, which begins when the index is
-/// made; sums times their row's routing weight; rows stored one by one into their tokens' slots.
-/// Loads are the grouped product's (kernels/cuda/core).
+/// GEMM+Combine for the GEMM core: row tiles come in the index's order, which begins when the
+/// index is made. Sums are multiplied by their row's routing weight. Rows are stored one by one
+/// into their tokens' slots. Loads are the grouped product's (kernels/cuda/core).
 #pragma once
 
 #include <cstdint>

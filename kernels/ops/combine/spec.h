@@ -1,5 +1,5 @@
 /// \file
-/// Makes what all ranks of a GEMM + Combine agree on, and says what an operator needs before it
+/// Makes what all ranks of a GEMM+Combine agree on, and says what an operator needs before it
 /// exists: workspace and arrival flags. Host only.
 #pragma once
 
@@ -18,9 +18,9 @@ struct CombinePlan : CombineGeometry {
   /// Checks the arguments and fills in what was left open:
   ///  - tiles: 128 x 256, the longer side halved (to 32 x 64 at the least) while a rank would have
   ///    fewer than 16 at even routing. If asked for, tile_m is a power of two from 8 to 256;
-  ///  - chunks: 256 KiB, halved (to 32 KiB at the least) while a full bank would have fewer than 8;
-  ///    whole tokens, one at least; larger than asked for where their flags would exceed
-  ///    kOperatorFlagsMax.
+  ///  - chunks: 256 KiB, halved (to 32 KiB at the least) while a full bank would have fewer than 8.
+  ///    They are whole tokens, one at least, and larger than asked for where their flags would
+  ///    exceed kOperatorFlagsMax.
   /// hidden and features are multiples of 8, so that rows begin at multiples of 16 bytes; top_k is
   /// 1 to experts. `steps`: what suits the executor, 1 at least. Errors: kInvalidArgument,
   /// kLimitExceeded.

@@ -125,8 +125,8 @@ class GemmArBlock : public SumBlock<Executor, GemmArLaunch> {
     if (world.locals == 1) return await_own(tiles);
     return await([&] { return reduced_site(chunk); }, reduced_flag(chunk), epoch);
   }
-  /// Waits for that of chunk `first`, and answers of how many of it and of the chunks `step`,
-  /// 2 * `step`, ... after it it is there then, `most` at most; 0: the launch has failed.
+  /// Waits for that of chunk `first`, and answers for how many of it and of the chunks `step`, 2 *
+  /// `step`, ... after it it is there then, `most` at most; 0: the launch has failed.
   MK_HOST_DEVICE std::uint32_t await_chunks_reduced(std::uint32_t first, std::uint32_t most,
                                                     std::uint32_t step) {
     const bool of_tiles = world.locals == 1;

@@ -10,9 +10,9 @@ namespace mk::kernels {
 struct GemmArLaunch : Launch {
   GemmArGeometry plan;
   GemmArSchedule schedule;  ///< make_schedule()
-  /// This rank's compute blocks add up the tiles that it owns as they compute them, where a launch
-  /// is fused, the world one node of two ranks, and a chunk a tile; nobody reduces then. Ranks may
-  /// differ; one that owns no tile shows its chunk without any as ever.
+  /// This rank's compute blocks add up the tiles that it owns as they compute them. That is where a
+  /// launch is fused, the world one node of two ranks, and a chunk a tile. Nobody reduces then.
+  /// Ranks may differ; one that owns no tile shows its chunk without any as ever.
   bool accumulates_own = false;
   const std::uint16_t* bias = nullptr;  ///< the caller's, of all columns; or null
 

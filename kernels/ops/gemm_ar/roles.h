@@ -31,8 +31,8 @@
 /// Why nothing is overwritten too early (e: this launch; with two banks, b = 2):
 ///  - Slots and C: launch e ends on a rank when all of C is there, so after every owner has read
 ///    all its slots. Slots are written in e + 1, by ranks that have ended e. A rank's C is written
-///    by others in e + 1 only after this rank's own tiles of e + 1 went in (and not at all when a
-///    wait for those has failed).
+///    by others in e + 1 only after this rank's own tiles of e + 1 went in. When a wait for those
+///    has failed, it is not written at all.
 ///  - Staging bank: written in e after the daemon has read what e - b sent from it
 ///    (LocalWords::sent_in).
 ///  - Receive bank: written in e after its reader has ended e - b, or released it (comm/banks.h).

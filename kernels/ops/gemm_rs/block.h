@@ -131,7 +131,7 @@ class GemmRsBlock : public SumBlock<Executor, GemmRsLaunch> {
     return this->await_own_tiles(tiles, own_tile_flags(piece.node), own_tile_site());
   }
   /// Waits for a piece of those for a node, whose shard is `packed`, and answers how many of it and
-  /// of the chunks `step`, 2 * `step`, ... after it are done then, `most` at most; 0: the launch
+  /// of the chunks `step`, 2 * `step`, ... after it are done then; `most` at most; 0: the launch
   /// has failed.
   MK_HOST_DEVICE std::uint32_t await_pieces(const GemmRsSchedule::Piece& first,
                                             const PackedTiles& packed, std::uint32_t most,

@@ -15,9 +15,9 @@ struct GemmRsLaunch : Launch {
   bool accumulates_own = false;
   const std::uint16_t* bias = nullptr;  ///< the caller's, of all columns; or null
   /// Over several nodes of several ranks: what this rank's node has of its shard is not summed by
-  /// itself, to be kept (reduce), but together with what has come from the other nodes (receive),
-  /// in one pass. For launches whose product takes longer than the network, so that the others'
-  /// sums are there first. The bits are the same; ranks may differ.
+  /// itself, to be kept (reduce). It is summed together with what has come from the other nodes
+  /// (receive), in one pass. For launches whose product takes longer than the network, so that the
+  /// others' sums are there first. The bits are the same; ranks may differ.
   bool sums_once = false;
 
   /// When m is settled, before the blocks begin.

@@ -7,7 +7,7 @@
 /// own, so no tile straddles shards. The local rank of a shard's rail sums the shard on every node:
 /// it is the shard's **owner** there.
 ///
-/// **Order.** Whatever goes out far goes first: a rank of node d computes the shards of node d + 1,
+/// **Order.** Whatever goes out far goes first. A rank of node d computes the shards of node d + 1,
 /// then those of d + 2, ..., and those of its own node last. Within a node it takes the first tile
 /// of each of the L shards, then the second of each, .... Each such group is walked from another
 /// start on each local rank, so that no owner receives from everybody at once. (Shards differ by
@@ -189,7 +189,7 @@ class GemmRsSchedule {
   MK_HOST_DEVICE std::uint32_t rank_of(std::uint32_t node, std::uint32_t local) const {
     return node * plan_.locals + local;
   }
-  /// Rows of tiles of one shard in a band: as a rank goes through the L shards of a node side by
+  /// Rows of tiles of one shard in a band. As a rank goes through the L shards of a node side by
   /// side, the L bands together are about as high as one of a whole matrix.
   MK_HOST_DEVICE static std::uint32_t band_of(std::uint32_t locals) {
     return locals < TileGrid::kBandTiles ? TileGrid::kBandTiles / locals : 1;

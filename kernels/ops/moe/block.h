@@ -1,5 +1,5 @@
 /// \file
-/// A block of MoE Dispatch + GEMM: where its arrays and rows lie, and what its flags mean. The
+/// A block of MoE Dispatch+GEMM: where its arrays and rows lie, and what its flags mean. The
 /// roles themselves are in roles.h.
 #pragma once
 

@@ -1,5 +1,5 @@
 /// \file
-/// MoE Dispatch + GEMM on the CPU: every rank's tokens go to the ranks that have their experts.
+/// MoE Dispatch+GEMM on the CPU: every rank's tokens go to the ranks that have their experts.
 /// Each rank multiplies what reaches it with its experts' weights. Blocks are threads; what they do
 /// is kernels/ops/moe/roles.h.
 #pragma once
@@ -45,7 +45,7 @@ class MoeDispatchCpu {
   /// first rows().size() are written.
   ///
   /// A wrong argument (kInvalidArgument) changes nothing. kLimitExceeded when the routing sends
-  /// this rank more than `capacity` rows: then it stores nothing in `y`, but has done its part for
+  /// this rank more than `capacity` rows. Then it stores nothing in `y`, but has done its part for
   /// the other ranks, and all can launch again. Any other error breaks the operator for good.
   Result<LaunchStats> launch(const MoeDispatchInput& input, void* y, std::uint32_t capacity,
                              Mode mode = Mode::kFused);

@@ -1,7 +1,7 @@
 /// \file
-/// The numbers that all ranks of a MoE Dispatch + GEMM agree on for the operator's lifetime: shape,
-/// tiles, the two gathers, and where everything lies in the workspace. spec.h makes them. Compiles
-/// for host and device.
+/// The numbers that all ranks of a MoE Dispatch+GEMM agree on for the operator's lifetime. They are
+/// shape, tiles, the two gathers, and the places in the workspace. spec.h makes them. Compiles for
+/// host and device.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
 /// \file
-/// What the blocks of one MoE Dispatch + GEMM launch share. Plain data; the same struct goes to a
+/// What the blocks of one MoE Dispatch+GEMM launch share. Plain data; the same struct goes to a
 /// CUDA kernel.
 #pragma once
 
@@ -15,8 +15,8 @@ namespace mk::kernels {
 /// Launch::m, which must be the same on all ranks; tokens need not be.
 inline constexpr std::uint32_t kMoeDispatchM = 1;
 
-/// One rank's input of one launch, as its caller has it; dense, in memory of the host or, for a
-/// GPU, in its memory: tokens and expert_weights at multiples of 16 bytes there.
+/// One rank's input of one launch, as its caller has it. It is dense, in memory of the host or of
+/// the GPU. On a GPU tokens and expert_weights are at multiples of 16 bytes.
 struct MoeDispatchInput {
   const void* tokens = nullptr;          ///< [count][H]
   const std::int32_t* ids = nullptr;     ///< [count][top_k]: 0 to E - 1, or -1: nowhere

@@ -1,5 +1,5 @@
 /// \file
-/// What the blocks of MoE Dispatch + GEMM do. Flags, counters and commands are here and in
+/// What the blocks of MoE Dispatch+GEMM do. Flags, counters and commands are here and in
 /// gather/roles.h, once for all executors; the executor brings the arithmetic and the bulk copies:
 ///
 ///     bool multiply(const RowTile&, uint32_t packed_rows, const TileRect& columns,

@@ -1,6 +1,6 @@
 /// \file
-/// From the routing tables of all ranks to what one rank computes: which tokens go to its experts,
-/// where each stands in the output, and which tiles of rows are computed when. Plain index
+/// From the routing tables of all ranks to what one rank computes. It says which tokens go to its
+/// experts, where each stands in the output, and which tiles of rows are computed when. Plain index
 /// arithmetic over arrays, for host and device, cut into pieces that blocks do side by side:
 ///
 ///     count(part)      every part of a table, in any order    how many rows for each expert
@@ -11,10 +11,10 @@
 /// experts of its own. What they make does not depend on how many they are.
 ///
 /// The output's rows are grouped by expert. Within an expert they stand in the order of their
-/// expected arrival: by the nodes that their source's rows cross, then, because the sources of one
-/// node arrive side by side, by part (kPartTokens tokens) of the source, then by source
-/// (GatherSchedule::origin_at), token and slot. So the result does not depend on who does which
-/// part when, nor on what really arrived first.
+/// expected arrival. First it goes by the nodes that their source's rows cross. Then, because the
+/// sources of one node arrive side by side, it goes by part (kPartTokens tokens) of the source,
+/// then by source (GatherSchedule::origin_at), token and slot. So the result does not depend on who
+/// does which part when, nor on what really arrived first.
 ///
 /// Any skew goes: an expert without rows has no tile, an expert may have all rows.
 #pragma once
@@ -66,8 +66,8 @@ struct RoutingShape {
   std::uint32_t tile_m = 0;      ///< rows of a tile, at most
   std::uint32_t row_pad = 0;     ///< packed tiles have a multiple of this many rows; divides tile_m
   /// The sources of one class arrive side by side, each from its first token on; tiles go by so
-  /// many steps of that: the more, the sooner there is work, but tiles of an expert, which share
-  /// its weights, are the farther apart.
+  /// many steps of that. The more there are, the sooner there is work. But tiles of an expert,
+  /// which share its weights, are the farther apart.
   std::uint32_t steps = 16;
 
   /// Tokens of one part of a routing table.

@@ -1,5 +1,5 @@
 /// \file
-/// One launch of MoE Dispatch + GEMM as index arithmetic: where its arrays lie, and which tile is
+/// One launch of MoE Dispatch+GEMM as index arithmetic: where its arrays lie, and which tile is
 /// computed when. What depends on the routing is in routing_plan.h. Compiles for host and device.
 ///
 /// The product of a row tile (rows of one expert) with the expert's weights is cut into column

@@ -1,5 +1,5 @@
 /// \file
-/// MoE Dispatch + GEMM on Hopper GPUs: one launch is one persistent kernel per rank, which makes
+/// MoE Dispatch+GEMM on Hopper GPUs: one launch is one persistent kernel per rank, which makes
 /// the routing plan, gathers tokens, packs rows and multiplies them. The host waits for nothing.
 #pragma once
 
@@ -61,9 +61,9 @@ class MoeDispatchCuda {
   /// What the next launches show with them: Progress::tag.
   void set_tag(std::uint64_t tag) { arguments_.frame.host.tag = tag; }
   /// Waits for the stream, then answers what the last launch did, or the first failure. If any
-  /// launch since the last `finish` computed nothing, the last one of these says why:
-  /// kInvalidArgument, a rank's routing names an expert that does not exist, or a weight is no
-  /// number (all ranks say so); kLimitExceeded, this rank's rows exceeded the capacity. The
+  /// launch since the last `finish` computed nothing, the last one of these says why. With
+  /// kInvalidArgument a rank's routing names an expert that does not exist, or a weight is no
+  /// number (all ranks say so). With kLimitExceeded this rank's rows exceeded the capacity. The
   /// operator, and the others, go on after that.
   Result<LaunchStats> finish(cudaStream_t stream);
 

@@ -1,5 +1,5 @@
 /// \file
-/// What a MoE Dispatch + GEMM launch hands to its kernel. Plain data for host and device.
+/// What a MoE Dispatch+GEMM launch hands to its kernel. Plain data for host and device.
 #pragma once
 
 #include "kernels/cuda/host/operator_arguments.h"

@@ -1,5 +1,5 @@
 /// \file
-/// MoE Dispatch + GEMM as one persistent kernel: the gathers' roles and the routing plan beside the
+/// MoE Dispatch+GEMM as one persistent kernel: the gathers' roles and the routing plan beside the
 /// grouped product. Included by one .cu file per element type.
 #pragma once
 

@@ -1,6 +1,6 @@
 /// \file
-/// The executor of MoE Dispatch + GEMM's roles outside the compute blocks: a group whose leader has
-/// tokens copied by the copy engine, and whose other three warps, the workers, are the lanes of the
+/// The executor of MoE Dispatch+GEMM's roles outside the compute blocks is a group. Its leader
+/// has tokens copied by the copy engine. Its other three warps, the workers, are the lanes of the
 /// routing plan and copy what the engine cannot: rows that do not begin and end at multiples of 16
 /// bytes. Those of a routing table, which are short.
 #pragma once

@@ -1,7 +1,7 @@
 /// \file
-/// MoE Dispatch + GEMM for the GEMM core: tiles in the routing plan's order, which begins when the
-/// plan is made; their packed rows as they become complete; rows stored into the caller's output.
-/// Loads of weights, epilogues and the store by windows are the grouped product's
+/// MoE Dispatch+GEMM for the GEMM core: tiles come in the routing plan's order, which begins when
+/// the plan is made. Their packed rows come as they become complete. Rows are stored into the
+/// caller's output. Loads of weights, epilogues and the store by windows are the grouped product's
 /// (kernels/cuda/core).
 #pragma once
 

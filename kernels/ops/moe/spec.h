@@ -1,5 +1,5 @@
 /// \file
-/// Makes what all ranks of a MoE Dispatch + GEMM agree on, and says what an operator needs before
+/// Makes what all ranks of a MoE Dispatch+GEMM agree on, and says what an operator needs before
 /// it exists: workspace and arrival flags. Host only.
 #pragma once
 
@@ -23,8 +23,8 @@ struct MoeDispatchWay {
   std::uint32_t steps = 16;  ///< RoutingShape's, 1 at least
 };
 
-/// What suits GPUs: each rank gets every token once, as nearly every token has an expert on each
-/// rank of a small node; and tiles of one expert stand together, as its weights stay in L2 then.
+/// The choices for GPUs. Each rank gets every token once: nearly every token has an expert on each
+/// rank of a small node. Tiles of one expert stand together, as its weights stay in L2 then.
 MoeDispatchWay moe_dispatch_cuda_way(std::uint32_t nodes);
 
 struct MoeDispatchPlan : MoeDispatchGeometry {

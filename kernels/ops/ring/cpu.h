@@ -44,9 +44,9 @@ class RingAttentionCpu {
   /// `mode` kAuto: as the estimate says (CpuOptions::rates); the statistics say which ran.
   ///
   /// A wrong argument (kInvalidArgument) changes nothing. Any other error breaks the operator for
-  /// good: later launches answer the same error at once. kTimeout: a wait's deadline passed;
-  /// kAborted: an abort word was set, or a local rank's launch failed; kShapeMismatch: ranks
-  /// launched with different `seq`.
+  /// good: later launches answer the same error at once. With kTimeout a wait's deadline passed.
+  /// With kAborted an abort word was set, or a local rank's launch failed. With kShapeMismatch
+  /// ranks launched with different `seq`.
   Result<LaunchStats> launch(const RingAttentionTensors& tensors, std::uint64_t seq,
                              Mode mode = Mode::kFused);
 

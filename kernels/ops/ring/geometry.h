@@ -62,9 +62,9 @@ struct RingAttentionGeometry {
   /// Pairs of K and V of one head: the key heads of all batches.
   MK_HOST_DEVICE constexpr std::uint32_t head_pairs() const { return batch * key_heads; }
 
-  // --- Windows of heads ---
-  // A launch goes through its heads window by window, each of which is a launch of the protocol by
-  // itself: banks and releases are the credits that let a rank write the next one's keys.
+  // --- Windows of heads --- A launch goes through its heads window by window, each of which is a
+  // launch of the protocol by itself. Banks and releases are the credits that let a rank write the
+  // next one's keys.
 
   MK_HOST_DEVICE constexpr std::uint32_t windows() const {
     return window_pairs < key_heads ? batch * div_up(key_heads, window_pairs)

@@ -79,8 +79,9 @@ struct RingRun {
   int bank_slots = 0;   ///< from one bank's slot to the next one's
 };
 
-/// All runs of a launch, in the order in which every item meets them: this rank's own, those of the
-/// node's others from the next one on, then node by node as they are to be expected.
+/// All runs of a launch, in the order in which every item meets them. First come this rank's own,
+/// then those of the node's others from the next one on. Then it goes node by node as they are to
+/// be expected.
 struct RingRuns {
   static constexpr int kMax = 128;
   int count = 0;

@@ -32,7 +32,7 @@
 /// passes.
 ///
 /// Each rank sees keys of every other one (causal: its first part those of the ranks before it, its
-/// second part those of the ranks after it), so a rank that launched with another m is found out.
+/// second part those of the ranks after it). So a rank that launched with another m is found out.
 #pragma once
 
 #include <cstdint>

@@ -1,31 +1,31 @@
 /// \file
-/// One launch of Ring Attention as index arithmetic: which rows of the sequence a rank holds, its
-/// tiles of queries, which tiles of keys each of them meets in which order and pass. Compiles for
-/// host and device; all ranks of a launch compute the same.
+/// One launch of Ring Attention as index arithmetic. It says which rows of the sequence a rank
+/// holds and its tiles of queries. It says which tiles of keys each of them meets, in which order
+/// and pass. Compiles for host and device; all ranks of a launch compute the same.
 ///
 /// **Parts.** Without a mask the sequence of s rows is cut into W parts (W ranks), and rank r holds
 /// part r. With the causal mask it is cut into 2 W parts, and rank r holds parts r and 2W-1-r, one
-/// after the other: what part r sees less than the average, part 2W-1-r sees more. So all ranks
+/// after the other. What part r sees less than the average, part 2W-1-r sees more. So all ranks
 /// have the same work (to about one row's, where s is no multiple of 2 W).
 ///
 /// **Tiles.** The rows of each part are spread evenly over as few tiles as hold them (of at most
-/// tile_q rows of queries, tile_k of keys), so no tile straddles a part: its rows are neighbours in
+/// tile_q rows of queries, tile_k of keys). So no tile straddles a part: its rows are neighbours in
 /// the sequence. A tile of keys is, for a tile of queries, seen as a whole, along the diagonal, or
 /// not at all. Then it is skipped, and never waited for.
 ///
-/// **Steps.** A rank's tiles of keys come in the order in which they are to be expected here: its
-/// own (from the caller's memory, no wait), those of the node's other ranks from the next local
-/// rank on, then those of the nodes in the order of their hops over the ring. The ranks of one node
-/// arrive side by side over their rails, so their tiles take turns. Step numbers count through this
-/// order; T, the most tiles of any rank, is each rank's share of numbers, and a rank with fewer
-/// leaves some idle.
+/// **Steps.** A rank's tiles of keys come in the order in which they are to be expected here. First
+/// come its own (from the caller's memory, no wait), then those of the node's other ranks from the
+/// next local rank on. Those of the nodes follow in the order of their hops over the ring. The
+/// ranks of one node arrive side by side over their rails, so their tiles take turns. Step numbers
+/// count through this order; T, the most tiles of any rank, is each rank's share of numbers, and a
+/// rank with fewer leaves some idle.
 ///
 /// **Passes.** Pass 0 takes all tiles of queries over the steps of this node. Each further pass
 /// takes them all over a stretch of the remote steps. Between two passes a tile's state (output,
 /// maximum and sum, in fp32) is put aside as it is. So passes change no bit of the result. Their
-/// number is the plan's, whatever the number of ranks: with R remote passes of equal length, the
-/// last of which can begin only when everything has arrived, a launch that is bound by the network
-/// takes about 1/R of its remote computation longer than the network does.
+/// number is the plan's, whatever the number of ranks. The last of R remote passes of equal length
+/// can begin only when everything has arrived. So a launch that is bound by the network takes about
+/// 1/R of its remote computation longer than the network does.
 #pragma once
 
 #include <cstdint>

@@ -97,7 +97,7 @@ class RingLeader : public CopyLeader {
     }
   }
   /// Packed rows [begin, end) of the source, which lie apart in the caller's memory, to the job's
-  /// targets: a tensor map's load brings as many as a buffer holds, and not one load for each.
+  /// targets. A tensor map's load brings as many as a buffer holds, and not one load for each.
   __device__ void copy_rows(const PackedRowMaps& maps, const KeySource& source, std::uint32_t begin,
                             std::uint32_t end, CopyJob& job) {
     constexpr auto kHint = static_cast<std::uint64_t>(cute::TMA::CacheHintSm90::EVICT_NORMAL);

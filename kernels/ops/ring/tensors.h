@@ -40,7 +40,7 @@ struct RingAttentionTensors {
 };
 
 /// With strides and scale filled in where they were left open, for a rank with `rows` rows of each
-/// sequence; with none, nothing is looked at. kInvalidArgument: a tensor is missing, or its rows,
+/// sequence. With none, nothing is looked at. kInvalidArgument: a tensor is missing, or its rows,
 /// heads or batches overlap.
 Result<RingAttentionTensors> checked_tensors(const RingAttentionGeometry& plan,
                                              RingAttentionTensors tensors, std::uint32_t rows);

@@ -10,7 +10,7 @@
 namespace mk::bench {
 
 /// In the Trace Event Format: a process per rank with a thread per block, and a process whose
-/// threads are the links: each chunk from commit to arrival, on as many lines as chunks are on
+/// threads are the links. A chunk goes from commit to arrival, on as many lines as chunks are on
 /// their way at once. Launches follow each other with a small gap, whatever time lay between them.
 nlohmann::json chrome_trace(std::span<const LaunchTrace> launches);
 

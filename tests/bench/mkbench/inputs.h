@@ -54,9 +54,9 @@ constexpr RankShare share_of(std::uint64_t rows, std::uint32_t parts, std::uint3
   return {first, rows * (part + 1) / parts - first};
 }
 
-/// The network's part of gathering every rank's bytes on every node: each node hands on to the next
-/// one what it has of its rail, round the ring, except what that node had first.
-/// `bytes_of(rank)`: what a rank brings.
+/// The network's part of gathering every rank's bytes on every node. Each node hands on to the next
+/// one what it has of its rail, round the ring, except what that node had first. `bytes_of(rank)`:
+/// what a rank brings.
 template <class BytesOf>
 Work ring_work(const BenchSpec& spec, std::uint32_t rank, const BytesOf& bytes_of) {
   Work work;

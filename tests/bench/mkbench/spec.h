@@ -38,9 +38,9 @@ NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(BenchSpec, op, nodes, local, dtype, executor,
                                    lead, verify, modes, sizes, barrier, skew_ms, tamper_at, trace,
                                    seed, timeout_ms, operation)
 
-/// The size of launch `launch` where the case's largest is `max`: `max` itself with fixed sizes;
-/// else in turn the edges (max, least, max - 1, least + 1) and sizes drawn in between, the same on
-/// every rank.
+/// The size of launch `launch` where the case's largest is `max`: `max` itself with fixed sizes.
+/// Else it takes in turn the edges (max, least, max - 1, least + 1) and sizes drawn in between, the
+/// same on every rank.
 std::uint64_t extent_of(const BenchSpec& spec, std::uint32_t launch, std::uint64_t least,
                         std::uint64_t max);
 

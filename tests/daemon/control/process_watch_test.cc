@@ -119,7 +119,7 @@ class ProcessWatching : public testing::Test {
 
   const std::string& path() const { return loop_->socket_path(); }
 
-  /// Attaches rank 0 by a process of its own with `fds`, rank 1 by this one; ends that process, and
+  /// Attaches rank 0 by a process of its own with `fds`, rank 1 by this one. Ends that process, and
   /// expects that rank 1 hears of it and that rank 0's place is free, while its socket is held.
   void expect_death_is_seen(bool with_pidfd) {
     OtherProcess other(path());

@@ -1,6 +1,6 @@
 // GPU memory staged through the host, over a driver whose streams do their work when the test says
-// so: nothing is sent before it is copied out of the GPU, nothing is shown before it is copied into
-// the other one, and halves of writes find each other in whatever order they come.
+// so. Nothing is sent before it is copied out of the GPU. Nothing is shown before it is copied into
+// the other one. Halves of writes find each other in whatever order they come.
 #include <fstream>
 
 #include "daemon/fabric/staged/receiver.h"

@@ -1,6 +1,6 @@
 // What jobs get of a saturated link, what their limits leave them, and how long a command of one
-// waits behind a flood of another's: over a link that serves writes one after the other on the
-// test's clock, so that every number is the same in every run.
+// waits behind a flood of another's. The link serves writes one after the other on the test's
+// clock, so that every number is the same in every run.
 #include <gtest/gtest.h>
 
 #include <algorithm>

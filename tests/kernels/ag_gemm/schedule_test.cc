@@ -169,7 +169,7 @@ TEST(AgGemmBands, ABandIsInWorkAtOneTime) {
 }
 
 // Where shards arrive in turn, and soon: as many by themselves as give each worker a tile, and one
-// more; the others in bands of 16 rows of tiles of all of them together, or one of each.
+// more. The others come in bands of 16 rows of tiles of all of them together, or one of each.
 TEST(AgGemmBands, ShardsThatArriveSoonInTurnAreWalkedByThemselvesWhileTheyArrive) {
   struct Case {
     std::uint32_t nodes, locals, m, workers;

@@ -1,4 +1,4 @@
-// GEMM + Combine on the CPU executor, ranks as threads of one process: every element within its
+// GEMM+Combine on the CPU executor, ranks as threads of one process. Every element is within its
 // bound, for every world, any skew of routing and of ranks, and the sums in the order that is said.
 #include "kernels/ops/combine/cpu.h"
 

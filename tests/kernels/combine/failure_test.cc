@@ -1,4 +1,4 @@
-// What can go wrong with GEMM + Combine on the CPU: wrong arguments are refused before anything
+// What can go wrong with GEMM+Combine on the CPU: wrong arguments are refused before anything
 // happens, handles that do not fit are named, and what a failed wait was for is named.
 #include <fmt/format.h>
 #include <gtest/gtest.h>

@@ -1,5 +1,5 @@
 /// \file
-/// What MoE Dispatch + GEMM leaves on a rank, made from the routing of a whole job by the
+/// What MoE Dispatch+GEMM leaves on a rank, made from the routing of a whole job by the
 /// definition alone: every (rank, token, slot) whose expert is here, grouped by expert.
 #pragma once
 

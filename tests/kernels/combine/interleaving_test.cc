@@ -1,4 +1,4 @@
-// The roles of GEMM + Combine as a discrete-event simulation (support/simulation.h): whatever the
+// The roles of GEMM+Combine as a discrete-event simulation (support/simulation.h): whatever the
 // routing, every launch ends and every token of every rank has the sum of its own rows, in every
 // world, in adversarial orders. Products are small numbers that any stale or half-written element
 // changes.

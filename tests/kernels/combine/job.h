@@ -1,5 +1,5 @@
 /// \file
-/// A whole GEMM + Combine job in one process: every rank is a thread with its own operator, over a
+/// A whole GEMM+Combine job in one process: every rank is a thread with its own operator, over a
 /// Cluster's memory.
 #pragma once
 

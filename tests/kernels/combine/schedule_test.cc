@@ -1,4 +1,4 @@
-// The index arithmetic of GEMM + Combine, for every world of 1-4 nodes x 1-8 local ranks and a set
+// The index arithmetic of GEMM+Combine, for every world of 1-4 nodes x 1-8 local ranks and a set
 // of shapes: tiles, their order, chunks, places and checks are what the headers say.
 #include <fmt/format.h>
 #include <gtest/gtest.h>

@@ -1,5 +1,5 @@
 /// \file
-/// The executors of GEMM + Combine's interleaving test: products that are small numbers, and sums
+/// The executors of GEMM+Combine's interleaving test: products that are small numbers, and sums
 /// of them; as a CPU's threads do it, and as a GPU's groups do.
 #pragma once
 

@@ -39,7 +39,7 @@ TEST(DeferredAccumulate, AFailedSumEndsIt) {
 }
 
 /// Two ranks of so many blocks each go through pairs of tiles, the first of which is rank 0's, then
-/// through `singles` tiles of one rank's: a block computes its steps in their order, and sums as
+/// through `singles` tiles of one rank's. A block computes its steps in their order, and sums as
 /// DeferredAccumulate says, each only when the other rank has computed that tile.
 class TwoRanks {
  public:

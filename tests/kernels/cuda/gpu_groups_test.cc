@@ -212,7 +212,7 @@ TEST(GpuGroups, TheEndOfManyChunksIsSummedInParts) {
 }
 
 // The network takes chunk by chunk, and waits for none of them as long as a group takes for a whole
-// one: the first comes in as many parts as there are groups for at a time, the next 96 tiles one by
+// one. The first comes in as many parts as there are groups for at a time, the next 96 tiles one by
 // one, the others by halves of chunks. What stays here comes in whole ones.
 TEST(GpuGroups, WhatGoesToTheNetworkComesSoonAndSteadily) {
   using cuda::sum_steps;

@@ -1,4 +1,4 @@
-// How MoE Dispatch + GEMM deals out the groups of a GPU that stream, what its tiles are, and which
+// How MoE Dispatch+GEMM deals out the groups of a GPU that stream, what its tiles are, and which
 // arrival flags it looks at.
 #include <gtest/gtest.h>
 

@@ -342,9 +342,9 @@ TEST(GatherInterleaving, ATurnSpeaksForItsOwnTargets) {
   }
 }
 
-// With two banks a launch's end is all that tells others that they may fill its bank again: it
-// comes after what nobody here reads, too, or a flag of this launch could meet one of the next but
-// one.
+// With two banks a launch's end is all that tells others that they may fill its bank again. It
+// comes after what nobody here reads, too. Else a flag of this launch could meet one of the next
+// but one.
 TEST(GatherInterleaving, ALaunchEndsAfterRowsThatNobodyReads) {
   for (std::uint64_t seed = 1; seed <= 40; ++seed) {
     GatherOptions options = small(static_cast<std::uint32_t>(2 + seed % 3),

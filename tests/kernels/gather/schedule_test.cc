@@ -231,8 +231,8 @@ TEST(GatherSchedule, PlacesAreTheSameAsEveryRankSeesThem) {
   });
 }
 
-// With one local bank, rows of the own node's ranks are at one place in all launches, those of
-// other nodes in two, where those who send them know them to be; and none where others are.
+// With one local bank, rows of the own node's ranks are at one place in all launches. Those of
+// other nodes are in two, where their senders know them to be, and none where others are.
 TEST(GatherSchedule, RowsOfTheOwnNodeMayHaveOneBankAndThoseOfOthersTwo) {
   for (std::uint32_t nodes = 1; nodes <= 4; ++nodes) {
     for (std::uint32_t locals = 1; locals <= 8; ++locals) {

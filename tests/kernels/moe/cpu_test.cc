@@ -1,4 +1,4 @@
-// MoE Dispatch + GEMM on the CPU executor, ranks as threads of one process: every row where the
+// MoE Dispatch+GEMM on the CPU executor, ranks as threads of one process. Every row is where the
 // definition puts it and every element within its bound, for every world, any skew of routing and
 // of ranks.
 #include "kernels/ops/moe/cpu.h"

@@ -1,4 +1,4 @@
-// What goes wrong in a launch of MoE Dispatch + GEMM: wrong arguments change nothing, too many rows
+// What goes wrong in a launch of MoE Dispatch+GEMM: wrong arguments change nothing, too many rows
 // fail one rank and no other, and what a failed wait was for is named.
 #include <fmt/format.h>
 #include <gtest/gtest.h>

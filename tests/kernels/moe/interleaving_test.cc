@@ -1,4 +1,4 @@
-// The roles of MoE Dispatch + GEMM as a discrete-event simulation (support/simulation.h): whatever
+// The roles of MoE Dispatch+GEMM as a discrete-event simulation (support/simulation.h): whatever
 // the routing, every launch ends and every row of every rank is the right token's, in every world,
 // in adversarial orders. The product is replaced by something that any stale or half-written
 // element changes.

@@ -1,5 +1,5 @@
 /// \file
-/// A whole MoE Dispatch + GEMM job in one process: every rank is a thread with its own operator,
+/// A whole MoE Dispatch+GEMM job in one process: every rank is a thread with its own operator,
 /// over a Cluster's memory.
 #pragma once
 

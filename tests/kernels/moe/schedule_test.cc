@@ -1,4 +1,4 @@
-// The schedule of MoE Dispatch + GEMM, for every world of 1-4 nodes x 1-8 local ranks and a set of
+// The schedule of MoE Dispatch+GEMM, for every world of 1-4 nodes x 1-8 local ranks and a set of
 // shapes: tiles, places, flags and bytes are what schedule.h says.
 #include <fmt/format.h>
 #include <gtest/gtest.h>

@@ -149,8 +149,9 @@ TEST(RingAttentionSchedule, EveryAdmittedPairIsAttendedOnce) {
   });
 }
 
-// Own keys, then the node's ranks from the next one on, each at a stretch; then node after node in
-// the order of their hops, the tiles of its ranks in turn, those of this rail first.
+// Own keys come first, then the node's ranks from the next one on, each at a stretch. Then comes
+// node after node in the order of their hops, the tiles of its ranks in turn, those of this rail
+// first.
 TEST(RingAttentionSchedule, StepsComeInTheOrderOfArrival) {
   for_every_launch([](const RingAttentionPlan& plan, std::uint32_t seq, Mode mode) {
     const std::uint32_t ranks = plan.nodes * plan.locals;
@@ -232,7 +233,7 @@ TEST(RingAttentionSchedule, ATileIsPutAsideOnlyForPassesThatItIsIn) {
 // Zigzag: with x the bounds of the parts before they are rounded down, each rank's number of pairs
 // would be the same. Rounding moves a bound b by less than 1 and thereby the count of the rows
 // before it, b (b + 1) / 2, by less than b + 1. A rank's four bounds, i, i + 1, P - i - 1 and P - i
-// of the P parts' bounds, add to the count with signs -, +, -, +: up to the sum of two of them and
+// of the P parts' bounds, add to the count with signs -, +, -, +. Up to the sum of two of them and
 // 2, that is at most s + s / P + 2.
 TEST(RingAttentionSchedule, ZigzagBalancesTheWorkToAboutOneRow) {
   for_every_launch([](const RingAttentionPlan& plan, std::uint32_t seq, Mode mode) {

@@ -2,9 +2,9 @@
 /// A thread block of the GPU's GEMM core, on the host: a loading and two storing threads, each a
 /// fiber, call an operator's policies (kernels/comm/tile_worker.h) in the order in which
 /// gemm_core.cuh, packed_store.cuh and late_adds.cuh call them. So the interleaving tests run what
-/// GPUs run: loads ahead of stores, waits at the last block of K only, halves of a tile stored by
-/// different threads, flags set by the later of the two, partials accumulated one tile late. (What
-/// a host cannot show: fences, the async proxy, scopes.)
+/// GPUs run: loads ahead of stores, and waits at the last block of K only. Different threads store
+/// the halves of a tile, and the later of the two sets flags. Partials are accumulated one tile
+/// late. (What a host cannot show: fences, the async proxy, scopes.)
 #pragma once
 
 #include <algorithm>

@@ -128,8 +128,8 @@ Reference::Bounded Reference::total(std::size_t index) const {
   return sum;
 }
 
-/// The activation of a sum that is off by E is off by slope * E, and by its own error: the slopes
-/// are 1, 1.13 and 1.1; GELU's own error is 2^-20 of |x| and SiLU's (8 + 1.2 |x|) 2^-23 of itself,
+/// The activation of a sum that is off by E is off by slope * E, and by its own error. The slopes
+/// are 1, 1.13 and 1.1. GELU's own error is 2^-20 of |x| and SiLU's (8 + 1.2 |x|) 2^-23 of itself,
 /// by the least exact of the executors.
 Reference::Bounded Reference::finished(const Bounded& gate, const Bounded& up) const {
   const double x = gate.exact;

@@ -1,7 +1,7 @@
 """Mixture of experts: `mkernel::moe_dispatch_gemm` and `mkernel::gemm_combine`.
 
 Their gradients are composed: the ranks gather the tokens, or their gradients, and multiply locally. Gradients of tokens then return by
-GEMM + Combine. Where the library has no kernel of it for GPUs, it is composed, too. Every rank has as many tokens.
+GEMM+Combine. Where the library has no kernel of it for GPUs, it is composed, too. Every rank has as many tokens.
 """
 
 from __future__ import annotations
@@ -287,7 +287,7 @@ def _combine(
     experts_total: int,
     transposed: bool = False,
 ) -> Tensor:
-    """GEMM + Combine. `transposed`: by the experts' weights transposed, and sums travel in float32, for a gradient."""
+    """GEMM+Combine. `transposed`: by the experts' weights transposed, and sums travel in float32, for a gradient."""
     hidden = experts.shape[1 if transposed else 2]
     y, experts, ids = y.contiguous(), experts.contiguous(), ids.to(torch.int32).contiguous()
     residual = None if residual is None else residual.contiguous()
@@ -309,14 +309,14 @@ def _combine(
     return out
 
 
-#: Kinds of GEMM + Combine that the library said it cannot do on GPUs, by group; it says so on all ranks.
+#: Kinds of GEMM+Combine that the library said it cannot do on GPUs, by group; it says so on all ranks.
 _without_kernel: set[tuple] = set()
 
 
 def _combine_on_device(
     group: Group, addresses: dict[str, int], out: Tensor, weight: Tensor, rows: Tensor, offsets: Tensor, ids: Tensor, shape: dict[str, int]
 ) -> Optional[Tensor]:
-    """GEMM + Combine on the current stream; None where the library has no kernel. A launch that refuses its rows leaves not-a-number."""
+    """GEMM+Combine on the current stream; None where the library has no kernel. A launch that refuses its rows leaves not-a-number."""
     kind = (group.name, shape["dtype"], shape["b_layout"], shape["partials"])
     if kind in _without_kernel:
         return None

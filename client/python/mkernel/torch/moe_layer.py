@@ -1,4 +1,4 @@
-"""A layer of experts that are dealt out over a group, by MoE Dispatch + GEMM and GEMM + Combine."""
+"""A layer of experts that are dealt out over a group, by MoE Dispatch+GEMM and GEMM+Combine."""
 
 from __future__ import annotations
 
