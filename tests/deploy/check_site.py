@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""check_site.py <repository> <folder with mkerneld, mkctl, mkbench and mkrun>: what deploy/docs tells people to type.
+"""check_site.py <repository> <folder with mkerneld, mkctl, mkbench and mkrun> <gemm_all_reduce>: what deploy/docs tells users to type.
 
 - Blocks marked `console` run, page by page, and print what the page says (console.py). Pages of ALONE start their own daemons;
   the others have two daemons of this machine and a job on them.
@@ -22,7 +22,7 @@ import console
 import tensors
 from cluster import Cluster, moving_job
 
-repository, programs = pathlib.Path(sys.argv[1]), sys.argv[2]
+repository, programs, example = pathlib.Path(sys.argv[1]), sys.argv[2], pathlib.Path(sys.argv[3]).resolve()
 docs = repository / "deploy/docs"
 os.environ["PATH"] = programs + ":" + os.environ["PATH"]
 os.environ.pop("MKERNELD_CONFIG", None)
@@ -73,7 +73,7 @@ class Typist:
                 typed = typed.replace(from_page, in_test)
             if typed.endswith("&"):
                 log = open(self.folder / "background.log", "a")
-                self.background.append(subprocess.Popen(["bash", "-c", "exec " + typed[:-1]], env=self.environment, cwd=self.folder,
+                self.background.append(subprocess.Popen(["bash", "-c", "exec env " + typed[:-1]], env=self.environment, cwd=self.folder,
                                                         stdout=log, stderr=log))
                 continue
             until = time.monotonic() + 60
@@ -111,6 +111,7 @@ def main():
     try:
         tensors.write(folder / "acts.safetensors", "x", 64, 96)
         tensors.write(folder / "model.safetensors", "layers.0.weight", 32, 96)
+        (folder / "gemm_all_reduce").symlink_to(example)
         for page in ALONE:
             alone.page(page, run[page])
     finally:
@@ -124,8 +125,8 @@ def main():
         names = {"/etc/mkernel/mkerneld.toml": f"{cluster.folder}/0/mkerneld.toml", "terminate train": f"terminate {shlex.quote(job)}",
                  "set train": f"set {shlex.quote(job)}", "'train'": f"'{job}'"}
         typist = Typist(cluster.folder, names, environment)
-        # The tutorial drains the daemon in the end.
-        for page in sorted(set(run) - set(ALONE), key=lambda page: page == "tutorials/05_operate.md"):
+        # The page on Kubernetes uses the CA of the one on operations. The tutorial drains the daemon in the end.
+        for page in sorted(set(run) - set(ALONE), key=lambda page: (page == "tutorials/05_operate.md", page == "kubernetes.md", page)):
             typist.page(page, run[page])
     count, failures = count + typist.count, failures + typist.failures
     print(f"{count - failures} of {count} commands of {len(run)} pages print what they say")
