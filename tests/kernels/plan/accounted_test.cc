@@ -59,7 +59,7 @@ TEST(PlanAccounted, EveryChoiceIsAcceptedByTheOperator) {
   Problems problems(4);
   for (const char* name : {"H100", "CPU"}) {
     const Machine machine = shipped_machine(name).value();
-    for (int round = 0; round < 120; ++round) {
+    for (int round = 0; round < 5000; ++round) {
       const Op op = name[0] == 'H' ? kAccounted[round % 3] : kAll[round % 6];
       const Problem problem = problems.next(op);
       const auto choice = choose(problem, machine, &shipped_tuned());
@@ -78,14 +78,15 @@ TEST(PlanAccounted, ChoicesVarySteadilyWithTheShape) {
   Problems problems(5);
   for (const char* name : {"H100", "CPU"}) {
     const Machine machine = shipped_machine(name).value();
-    for (int round = 0; round < 36; ++round) {
-      const Op op = kAccounted[round % 3];
+    const bool on_cpu = machine.kind == MachineKind::kCpu;
+    for (int round = 0; round < 90; ++round) {
+      const Op op = on_cpu ? kAll[round % 6] : kAccounted[round % 3];
       Problem problem = problems.next(op);
       auto old = choose(problem, machine);
       ASSERT_TRUE(old) << old.error().message;
       for (int step = 0; step < 25; ++step) {
         // Heads come by groups, and widths by eights.
-        const std::uint32_t side = round / 3 % (op == Op::kRing ? 2 : 3);
+        const std::uint32_t side = round / (on_cpu ? 6 : 3) % (op == Op::kRing ? 2 : 3);
         if (side == 0) ++problem.shape.m;
         if (side == 1) problem.shape.n += op == Op::kRing ? problem.heads.key_heads : 8;
         if (side == 2) problem.shape.k += 8;
