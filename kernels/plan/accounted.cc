@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "kernels/comm/units.h"
+#include "kernels/plan/experts.h"
 #include "kernels/plan/legal.h"
 #include "kernels/plan/model.h"
 #include "kernels/plan/operator_work.h"
@@ -13,27 +14,23 @@ namespace {
 
 constexpr std::uint32_t kKib = 1024;
 
-std::vector<Mode> forms_of(const Problem& problem) {
-  if (problem.named.form) return {*problem.named.form};
-  return {Mode::kFused, Mode::kUnfused};
-}
-
-/// 0: the plan's own. Of smaller ones each costs a command, of larger ones the first comes late.
+/// 0: the plan's own, on which all ranks agree. Of smaller ones each costs a command, of larger
+/// ones the first comes late.
 std::vector<std::uint32_t> chunks_of(const Problem& problem) {
   if (problem.named.tiling.chunk_bytes != 0) return {problem.named.tiling.chunk_bytes};
   if (problem.ranks() == 1) return {0};
   return {0, 64 * kKib, 256 * kKib, 1024 * kKib};
 }
 
-void add_if_legal(const Problem& problem, const Machine& machine, Candidate candidate,
+/// Of a GPU, whose blocks are placed.
+void add_if_legal(const Problem& problem, const Machine& machine, Candidate candidate, Mode form,
                   std::vector<Candidate>& legal) {
+  if (problem.named.form.value_or(form) != form) return;
+  candidate.form = form;
   if (!place_warpgroups(problem, machine, candidate) ||
       !check_candidate(problem, machine, candidate))
     return;
-  for (Mode form : forms_of(problem)) {
-    candidate.form = form;
-    legal.push_back(candidate);
-  }
+  legal.push_back(candidate);
 }
 
 }  // namespace
@@ -42,15 +39,27 @@ Timeline Account::predict(const LaunchWork& work, Mode form) const {
   LaunchWork whole = work;
   whole.flops = std::max(whole.flops, least_compute_us * rates.flops_per_s / 1e6);
   Timeline time = plan::predict(whole, rates, form);
+  time.passed = passed_us_per_byte * work.network_bytes;
+  const double beside_network = std::max(0.0, time.passed - time.network);
+  const double sums = sums_us_per_flop * work.flops;
+  if (form == Mode::kUnfused) {
+    time.sums = sums;
+    time.total += beside_network + sums;
+    // Product rows are stored where they are summed, whatever the form.
+    if (sums > 0) time.total -= std::min(time.compute, time.local);
+  }
   if (overlap > 0 && form == Mode::kFused) {
-    const double longest = std::max({time.compute, time.local, time.network});
+    const double network = time.network + beside_network;
+    const double longest = std::max({time.compute, time.local, network});
     const double legs =
-        overlapped_us(overlap, time.compute, overlapped_us(overlap, time.local, time.network));
+        overlapped_us(overlap, time.compute, overlapped_us(overlap, time.local, network));
     // What the soft edge adds: the first and last tiles beside nothing.
     time.last = legs - longest;
-    time.total = legs + time.launch;
+    time.sums = std::max(last_sums * sums, sums - legs);
+    time.total = legs + time.launch + time.sums;
   }
-  const double begun = form == Mode::kUnfused ? unfused_us : fused_us;
+  const double begun =
+      before_us_per_flop * work.flops + (form == Mode::kUnfused ? unfused_us : fused_us);
   time.launch += begun;
   time.total += begun;
   return time;
@@ -61,20 +70,28 @@ Estimate Account::expected(const LaunchWork& work) const {
 }
 
 double link_bytes(const Problem& problem, const LaunchWork& work) {
-  const double others = problem.locals - 1.0;
-  const double tokens = tokens_of_rank(problem);
-  switch (problem.op) {
-    case Op::kRing:  // keys are read once for all of the others
-      return work.local_bytes * others / (others + 1);
-    case Op::kMoe:  // each token of the rank's rail, to every other
-      return tokens * problem.nodes * others * problem.shape.k * kElementBytes;
-    case Op::kCombine:  // a product row, to its token's rail
-      return tokens * problem.experts.top_k * problem.shape.n * bytes_of(problem.result.partials) *
-             others / problem.locals;
-    default:
-      return 0;
-  }
+  if (problem.op != Op::kRing) return expert_link_bytes(problem);
+  // Keys are read once for all of the others.
+  return work.local_bytes * (problem.locals - 1) / problem.locals;
 }
+
+namespace {
+
+/// The legs of experts, of whose work the plan's account tells the amounts alone.
+void add_expert_terms(const Problem& problem, const Machine& machine, const Candidate& candidate,
+                      bool local_told, Account& account) {
+  const auto work = work_by_plan(problem, machine.kind, candidate);
+  if (!work) return;
+  const ExpertTerms terms = expert_terms(problem, machine, candidate);
+  if (work->flops > 0) account.before_us_per_flop = terms.before / work->flops;
+  if (work->network_bytes > 0) account.passed_us_per_byte = terms.passed / work->network_bytes;
+  if (work->flops > 0) account.sums_us_per_flop = terms.sums / work->flops;
+  account.last_sums = terms.last_sums;
+  if (!local_told && terms.local > 0)
+    account.rates.local_bytes_per_s = work->local_bytes / terms.local * 1e6;
+}
+
+}  // namespace
 
 Account account_of(const Problem& problem, const Machine& machine, const Candidate& candidate,
                    const MachineRates& told) {
@@ -86,17 +103,23 @@ Account account_of(const Problem& problem, const Machine& machine, const Candida
     return account;
   }
   MachineRates known = told;
-  // Half of what is read and written crosses the link. Ring Attention reads its keys once for all
-  // of the node's other ranks.
+  // Ring Attention's keys are read once for all of the node's other ranks.
   const double others = std::max(1u, problem.locals - 1);
-  const double of_link = problem.op == Op::kRing ? (others + 1) / others : 2;
-  const double warpgroups = candidate.stream_warpgroups + candidate.receive_warpgroups;
+  const double of_link = (others + 1) / others;
+  const std::uint32_t warpgroups = candidate.stream_warpgroups + candidate.receive_warpgroups -
+                                   std::min(watchers_of(problem), candidate.stream_warpgroups);
   if (known.local_bytes_per_s <= 0)
     known.local_bytes_per_s =
         of_link * kBytesOfGb * copy_rate_gb_s(machine, warpgroups, problem.locals - 1);
   account.rates = rank_rates(machine, known, share);
-  if (problem.op == Op::kRing && told.flops_per_s <= 0)
+  if (problem.op != Op::kRing) {
+    // A tile of experts begins and ends by itself.
+    const double steps = problem.shape.k / 64.0 * machine.step_us_256;
+    if (told.flops_per_s <= 0) account.rates.flops_per_s *= steps / (steps + machine.tile_us_256);
+    add_expert_terms(problem, machine, candidate, told.local_bytes_per_s > 0, account);
+  } else if (told.flops_per_s <= 0) {
     account.rates.flops_per_s *= machine.attention_share;
+  }
   // Each begins and ends like a gather.
   account.overlap = machine.overlap_ag;
   account.fused_us = machine.launch_us_ag;
@@ -109,45 +132,80 @@ Account account_of(const Problem& problem, const Machine& machine, const Candida
   return account;
 }
 
-AccountedGroups accounted_groups(Op op, std::uint32_t nodes, std::uint32_t locals,
-                                 std::uint32_t sms) {
-  // Ring Attention: four SMs compute nothing, as a role has kBlocksMax blocks. That of experts is a
-  // guess that no sweep has judged.
-  const std::uint32_t ring_all = sms * kWarpgroupsOfBlock;
-  constexpr std::uint32_t kExperts = 36;
-  constexpr std::uint32_t kExpertsReceive = 6;
-  const bool receivers = nodes > 1 && locals > 1;
-  if (op != Op::kRing) return {kExperts, receivers && op == Op::kMoe ? kExpertsReceive : 0};
-  if (nodes * locals == 1) return {0, 0};
-  // Without those that watch, one for each node, that which sends, and the poller's place.
-  const std::uint32_t ring = ring_all - std::min(ring_all / 2, nodes + (nodes > 1 ? 2 : 0));
-  return {receivers ? ring / 2 : ring, receivers ? ring / 2 : 0};
-}
-
 namespace {
 
-/// Where Ring Attention's SMs may be taken from attention: several numbers of them.
+// Of experts, where ranks share a GPU and nothing is chosen.
+constexpr std::uint32_t kExperts = 36;
+constexpr std::uint32_t kExpertsReceive = 6;
+
+bool has_receivers(std::uint32_t nodes, std::uint32_t locals) { return nodes > 1 && locals > 1; }
+
+/// Several numbers of a whole GPU, the usual one first. Those of experts are among the ones that
+/// products have run with.
 std::vector<AccountedGroups> groups_to_try(const Problem& problem) {
   std::vector<AccountedGroups> groups{accounted_groups(problem.op, problem.nodes, problem.locals)};
-  if (problem.op != Op::kRing || problem.ranks() == 1 || problem.ranks_per_device > 1)
+  if (problem.ranks_per_device > 1) return groups;
+  if (problem.op == Op::kRing) {
+    if (problem.ranks() == 1) return groups;
+    for (const std::uint32_t sms : {6u, 8u, 10u, 12u, 16u})
+      groups.push_back(accounted_groups(problem.op, problem.nodes, problem.locals, sms));
     return groups;
-  for (const std::uint32_t sms : {6u, 8u, 10u, 12u, 16u})
-    groups.push_back(accounted_groups(problem.op, problem.nodes, problem.locals, sms));
+  }
+  const bool receives = problem.op == Op::kMoe && has_receivers(problem.nodes, problem.locals);
+  for (const std::uint32_t stream : {12u, 18u, 24u, 36u, 48u, 60u, 72u}) {
+    for (const std::uint32_t receive : {6u, 12u, 24u, 48u}) {
+      groups.push_back({stream, receives ? receive : 0});
+      if (!receives) break;
+    }
+  }
   return groups;
 }
 
 }  // namespace
 
+AccountedGroups accounted_groups(Op op, std::uint32_t nodes, std::uint32_t locals,
+                                 std::uint32_t sms) {
+  const bool receivers = has_receivers(nodes, locals);
+  if (op != Op::kRing) return {kExperts, receivers && op == Op::kMoe ? kExpertsReceive : 0};
+  // Four SMs compute nothing, as a role has kBlocksMax blocks.
+  const std::uint32_t ring_all = sms * kWarpgroupsOfBlock;
+  if (nodes * locals == 1) return {0, 0};
+  // Without those that watch, one for each node, that which sends, and the poller's place.
+  const std::uint32_t ring = ring_all - std::min(ring_all / 2, nodes + (nodes > 1 ? 2 : 1));
+  return {receivers ? ring / 2 : ring, receivers ? ring / 2 : 0};
+}
+
+Candidate accounted_candidate(const Problem& problem, const AccountedGroups& groups) {
+  const Named& named = problem.named;
+  const auto number = [&](std::uint32_t own, std::uint32_t of_whole) {
+    if (of_whole == 0) return 0u;
+    return own != 0 ? own : div_up(of_whole, std::max(1u, problem.ranks_per_device));
+  };
+  Candidate candidate;
+  candidate.tiling = named.tiling;
+  if (problem.nodes > 1) candidate.send_warpgroups = std::max(1u, named.send_warpgroups);
+  candidate.receive_warpgroups = number(named.receive_warpgroups, groups.receive);
+  const std::uint32_t stream = groups.stream == 0 ? 0 : groups.stream + watchers_of(problem);
+  candidate.stream_warpgroups = number(named.stream_warpgroups, stream);
+  if (stream != 0 && named.stream_warpgroups == 0) {
+    // Sessions of several ranks have a poller, on one node for what ends launches.
+    const std::uint32_t besides =
+        (problem.ranks() > 1 ? 1 : 0) + candidate.send_warpgroups + candidate.receive_warpgroups;
+    const std::uint32_t blocks = div_up(besides + candidate.stream_warpgroups, kWarpgroupsOfBlock);
+    candidate.stream_warpgroups = blocks * kWarpgroupsOfBlock - besides;
+  }
+  return candidate;
+}
+
 AccountedGroups chosen_groups(const Problem& problem, const Machine& machine,
                               const LaunchWork& work, const MachineRates& told) {
   AccountedGroups best;
   double least = std::numeric_limits<double>::infinity();
+  const std::uint32_t most = std::max(1u, blocks_of_rank(problem, machine) / 2);
   for (const AccountedGroups& groups : groups_to_try(problem)) {
-    Candidate candidate;
-    candidate.stream_warpgroups = groups.stream;
-    candidate.receive_warpgroups = groups.receive;
-    if (problem.nodes > 1) candidate.send_warpgroups = 1;
-    if (!place_warpgroups(problem, machine, candidate)) continue;
+    Candidate candidate = accounted_candidate(problem, groups);
+    if (blocks_outside(problem, candidate) > most || !place_warpgroups(problem, machine, candidate))
+      continue;
     const double us =
         account_of(problem, machine, candidate, told).predict(work, Mode::kFused).total;
     if (us >= least) continue;
@@ -159,28 +217,26 @@ AccountedGroups chosen_groups(const Problem& problem, const Machine& machine,
 
 std::vector<Candidate> accounted_candidates(const Problem& problem, const Machine& machine) {
   std::vector<Candidate> legal;
-  const Named& named = problem.named;
-  Candidate candidate;
-  candidate.tiling = named.tiling;
-  candidate.compute_blocks = std::max(1u, named.compute_blocks);
-  std::vector<AccountedGroups> tried{AccountedGroups{}};
-  if (machine.kind == MachineKind::kGpu) {
-    tried = groups_to_try(problem);
-    if (named.stream_warpgroups != 0) tried.resize(1);
-    if (problem.nodes > 1) candidate.send_warpgroups = std::max(1u, named.send_warpgroups);
-  }
-  for (const AccountedGroups& groups : tried) {
-    const auto number = [&](std::uint32_t own, std::uint32_t of_whole) {
-      if (of_whole == 0) return 0u;
-      return own != 0 ? own : div_up(of_whole, std::max(1u, problem.ranks_per_device));
-    };
-    candidate.stream_warpgroups = number(named.stream_warpgroups, groups.stream);
-    candidate.receive_warpgroups = number(named.receive_warpgroups, groups.receive);
+  if (machine.kind == MachineKind::kCpu) {
+    Candidate candidate;
+    candidate.tiling = problem.named.tiling;
+    candidate.compute_blocks = std::max(1u, problem.named.compute_blocks);
     for (std::uint32_t chunk : chunks_of(problem)) {
       candidate.tiling.chunk_bytes = chunk;
-      add_if_legal(problem, machine, candidate, legal);
+      for (Mode form : {Mode::kFused, Mode::kUnfused})
+        add_if_legal(problem, machine, candidate, form, legal);
     }
+    return legal;
   }
+  std::vector<AccountedGroups> tried = groups_to_try(problem);
+  if (problem.named.stream_warpgroups != 0) tried.resize(1);
+  for (const AccountedGroups& groups : tried)
+    add_if_legal(problem, machine, accounted_candidate(problem, groups), Mode::kFused, legal);
+  // The unfused form has what the operator was made with, for fused launches.
+  AccountedGroups chosen = tried.front();
+  if (const auto work = work_by_plan(problem, machine.kind, {}); work && tried.size() > 1)
+    chosen = chosen_groups(problem, machine, *work);
+  add_if_legal(problem, machine, accounted_candidate(problem, chosen), Mode::kUnfused, legal);
   return legal;
 }
 

@@ -19,6 +19,11 @@ struct Account {
   /// Of a GPU: how sharply the longest leg hides the others (overlapped_us), in place of steps.
   double overlap = 0;
   double least_compute_us = 0;  ///< experts' weights come from memory once
+  // Of experts on a GPU (experts.h), in proportion to the launch's work.
+  double before_us_per_flop = 0;
+  double passed_us_per_byte = 0;  ///< of the network's
+  double sums_us_per_flop = 0;    ///< summed as the product's rows come
+  double last_sums = 0;           ///< of these, as a share, when the product is done
 
   Timeline predict(const LaunchWork& work, Mode form) const;
   Estimate expected(const LaunchWork& work) const;
@@ -38,14 +43,22 @@ struct AccountedGroups {
 /// `sms`: those that Ring Attention's take in all.
 AccountedGroups accounted_groups(Op op, std::uint32_t nodes, std::uint32_t locals,
                                  std::uint32_t sms = 4);
-/// Of Ring Attention on a GPU of its own: with as many SMs as make a launch of `work` quickest.
-/// Each brings a rank's keys at a rate of its own, and is taken from attention. Others, and ranks
-/// that share a GPU, have those of accounted_groups().
+/// On a GPU of its own, those that make a fused launch of `work` quickest. Each is taken from
+/// computing, and brings keys, packs tokens or sums rows at a rate of its own. Ranks that share a
+/// GPU have those of accounted_groups().
 AccountedGroups chosen_groups(const Problem& problem, const Machine& machine,
                               const LaunchWork& work, const MachineRates& told = {});
+/// What a fused launch with those groups runs as, which explain() prints and the operator's blocks
+/// are: with Ring Attention's watchers among those that stream, and with what fills the last SM up.
+Candidate accounted_candidate(const Problem& problem, const AccountedGroups& groups);
+/// Warpgroups that only look for other ranks' keys, among those that stream.
+constexpr std::uint32_t watchers_of(const Problem& problem) {
+  return problem.op == Op::kRing && problem.ranks() > 1 ? problem.nodes : 0;
+}
 
 /// legal_candidates() of such a problem. On CPUs the plan's tiles, and chunks of several sizes. On
-/// GPUs with the warpgroups of accounted_groups(), of Ring Attention of several numbers of SMs.
+/// GPUs the plan's tiles and chunks, fused with several numbers of warpgroups, unfused with those
+/// of chosen_groups().
 std::vector<Candidate> accounted_candidates(const Problem& problem, const Machine& machine);
 
 }  // namespace mk::kernels::plan

@@ -10,7 +10,7 @@ namespace mk::kernels::plan {
 
 /// A launch's time, in us: `total` and what it is made of. Terms overlap; they don't add up.
 struct Timeline {
-  double launch = 0;   ///< begin, end, flags, steps of a CPU; the network's latency, too
+  double launch = 0;   ///< begin, end, flags, steps of a CPU; the network's latency, routing plans
   double tile = 0;     ///< one tile
   double compute = 0;  ///< all tiles, on the SMs that have them
   double local = 0;    ///< NVLink: rows, or partial tiles and results; a CPU's copies and sums

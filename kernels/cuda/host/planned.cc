@@ -93,4 +93,20 @@ GroupNeeds planned_needs(const plan::OperatorPlan& planned) {
   return needs;
 }
 
+GroupNeeds accounted_needs(const plan::Problem& problem, const plan::AccountedGroups& groups) {
+  const bool ring = problem.op == plan::Op::kRing;
+  const std::uint32_t watchers = plan::watchers_of(problem);
+  GroupNeeds needs;
+  needs.streams = problem.op == plan::Op::kCombine ? Role::kReduce : Role::kShare;
+  needs.stream = !ring || problem.ranks() > 1;
+  needs.send = problem.nodes > 1;
+  needs.receive = problem.op != plan::Op::kCombine && problem.nodes > 1 && problem.locals > 1;
+  // Keys that come are passed on when the rank's own are.
+  needs.receivers_stream = ring;
+  needs.stream_groups = watchers + groups.stream;
+  needs.receive_groups = groups.receive;
+  needs.stream_least = ring ? watchers + 1 : 2;
+  return needs;
+}
+
 }  // namespace mk::kernels::cuda

@@ -9,6 +9,7 @@
 #include "kernels/comm/world.h"
 #include "kernels/cuda/host/cuda_options.h"
 #include "kernels/cuda/host/role_blocks.h"
+#include "kernels/plan/accounted.h"
 #include "kernels/plan/operator_plan.h"
 #include "shm/host/result.h"
 
@@ -37,5 +38,8 @@ Result<plan::OperatorPlan> plan_launches(plan::Op op, const World& world, const 
 
 /// The groups that the plan's warpgroups are.
 GroupNeeds planned_needs(const plan::OperatorPlan& planned);
+/// The same of an operator that is no product. Of a rank with a GPU of its own, whose caller names
+/// nothing, they are plan::accounted_candidate()'s.
+GroupNeeds accounted_needs(const plan::Problem& problem, const plan::AccountedGroups& groups);
 
 }  // namespace mk::kernels::cuda

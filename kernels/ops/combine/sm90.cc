@@ -26,11 +26,6 @@ Tiling combine_cuda_tiling() {
   return tiling;
 }
 
-std::uint32_t combine_cuda_steps(std::uint32_t nodes) {
-  // Guesses: where sums travel, they had better begin early.
-  return nodes > 1 ? 4 : 2;
-}
-
 CombineCuda::CombineCuda(const CombinePlan& plan) : plan_(plan), frame_(kOp) {
   arguments_.launch.plan = plan;
 }
@@ -71,24 +66,23 @@ Status CombineCuda::start(const RankContext& context, const CudaOptions& options
   }
   MK_RETURN_IF_ERROR(check_context(kOp, plan_.nodes, plan_.locals, plan_.flag_count(),
                                    std::max(1u, options.send_groups.count()), context));
-  cuda::GroupNeeds needs;
-  needs.streams = Role::kReduce;
-  needs.stream = true;
-  needs.send = of.nodes > 1;
-  needs.stream_groups = plan::accounted_groups(plan::Op::kCombine, of.nodes, of.locals).stream;
-  needs.stream_least = 2;
-  CombineLaunch& launch = arguments_.launch;
-  MK_RETURN_IF_ERROR(
-      frame_.start(context, options, needs, plan_.flags(), launch, arguments_.frame));
-  launch.blocks.plan = std::min(launch.blocks.reduce, kBlocksMax);
-  launch.m = kCombineM;
   MK_ASSIGN_OR_RETURN(const auto job, cuda::job_plan_of(options));
   plan::Problem problem;
   problem.op = plan::Op::kCombine;
   problem.nodes = of.nodes;
   problem.locals = of.locals;
-  problem.shape = {plan_.shape.tokens_max * of.size(), plan_.shape.hidden, plan_.shape.features};
-  problem.experts = {plan_.shape.experts, plan_.shape.top_k};
+  problem.shape = {shape.tokens_max * of.size(), shape.hidden, shape.features};
+  problem.experts = {shape.experts, shape.top_k};
+  problem.dtype = plan_.dtype;
+  if (shape.partials == CombinePartials::kF32) problem.result.partials = Partials::kF32;
+  problem.ranks_per_device = options.ranks_per_device;
+  const LaunchWork largest = plan_.work(shape.tokens_max * shape.top_k, shape.tokens_max);
+  const auto groups = plan::chosen_groups(problem, job->machine, largest, options.rates);
+  CombineLaunch& launch = arguments_.launch;
+  MK_RETURN_IF_ERROR(frame_.start(context, options, cuda::accounted_needs(problem, groups),
+                                  plan_.flags(), launch, arguments_.frame));
+  launch.blocks.plan = std::min(launch.blocks.reduce, kBlocksMax);
+  launch.m = kCombineM;
   plan::Candidate candidate;
   candidate.compute_blocks = blocks().compute;
   candidate.stream_warpgroups = blocks().reduce;

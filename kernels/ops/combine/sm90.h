@@ -24,8 +24,6 @@ namespace mk::kernels {
 
 /// What suits the GPU, for CombinePlan::make; the same on all ranks.
 Tiling combine_cuda_tiling();
-/// Likewise: CombineGeometry::steps.
-std::uint32_t combine_cuda_steps(std::uint32_t nodes);
 
 /// One rank's operator, on the device that was current at creation. Not thread-safe, except that
 /// `status()` may be asked from any thread. Launches follow each other: one stream, or events

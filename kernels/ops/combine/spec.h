@@ -14,6 +14,10 @@
 
 namespace mk::kernels {
 
+/// CombineGeometry::steps of GPUs, the same on all ranks. Guesses: where sums travel, they had
+/// better begin early.
+constexpr std::uint32_t combine_cuda_steps(std::uint32_t nodes) { return nodes > 1 ? 4 : 2; }
+
 struct CombinePlan : CombineGeometry {
   /// Checks the arguments and fills in what was left open:
   ///  - tiles: 128 x 256, the longer side halved (to 32 x 64 at the least) while a rank would have

@@ -25,13 +25,6 @@ Tiling moe_dispatch_cuda_tiling() {
   return tiling;
 }
 
-std::uint32_t moe_dispatch_plan_groups(std::uint32_t streams, std::uint32_t ranks) {
-  // Nobody shares where there is one rank. Else all can pull when tokens come, and until then
-  // routing is all that there is to work on.
-  const std::uint32_t plan = ranks == 1 ? streams : streams / 2;
-  return std::clamp(plan, 1u, kBlocksMax);
-}
-
 MoeDispatchCuda::MoeDispatchCuda(const MoeDispatchPlan& plan) : plan_(plan), frame_(kOp) {
   arguments_.launch.plan = plan;
 }
@@ -66,23 +59,6 @@ Status MoeDispatchCuda::start(const RankContext& context, const CudaOptions& opt
   }
   MK_RETURN_IF_ERROR(check_context(kOp, plan_.nodes, plan_.locals, plan_.flag_count(),
                                    std::max(1u, options.send_groups.count()), context));
-  cuda::GroupNeeds needs;
-  needs.streams = Role::kShare;
-  needs.stream = true;
-  needs.send = of.nodes > 1;
-  needs.receive = of.nodes > 1 && of.locals > 1;
-  const auto groups = plan::accounted_groups(plan::Op::kMoe, of.nodes, of.locals);
-  needs.stream_groups = groups.stream;
-  needs.receive_groups = groups.receive;
-  needs.stream_least = 2;
-  MoeDispatchLaunch& launch = arguments_.launch;
-  MK_RETURN_IF_ERROR(frame_.start(context, options, needs, {plan_.flag_count(), plan_.banks},
-                                  launch, arguments_.frame));
-  arguments_.frame.heeds_peers = of.locals > 1 && plan_.tokens.local_banks == 1;
-  const std::uint32_t streams = launch.blocks.share;
-  launch.blocks.pull = streams;
-  launch.blocks.plan = moe_dispatch_plan_groups(streams, of.size());
-  launch.m = kMoeDispatchM;
   MK_ASSIGN_OR_RETURN(const auto job, cuda::job_plan_of(options));
   plan::Problem problem;
   problem.op = plan::Op::kMoe;
@@ -90,9 +66,22 @@ Status MoeDispatchCuda::start(const RankContext& context, const CudaOptions& opt
   problem.locals = of.locals;
   problem.shape = {shape.tokens_max * of.size(), shape.weight_columns(), shape.hidden};
   problem.experts = {shape.experts, shape.top_k};
+  problem.dtype = plan_.dtype;
+  problem.ranks_per_device = options.ranks_per_device;
+  const auto groups =
+      plan::chosen_groups(problem, job->machine, plan_.work(of, shape.tokens_max), options.rates);
+  MoeDispatchLaunch& launch = arguments_.launch;
+  MK_RETURN_IF_ERROR(frame_.start(context, options, cuda::accounted_needs(problem, groups),
+                                  {plan_.flag_count(), plan_.banks}, launch, arguments_.frame));
+  arguments_.frame.heeds_peers = of.locals > 1 && plan_.tokens.local_banks == 1;
+  const std::uint32_t streams = launch.blocks.share;
+  launch.blocks.pull = streams;
+  launch.blocks.plan = moe_dispatch_plan_groups(streams, of.size());
+  launch.m = kMoeDispatchM;
   plan::Candidate candidate;
   candidate.compute_blocks = blocks().compute;
   candidate.stream_warpgroups = streams;
+  candidate.receive_warpgroups = blocks().receive;
   account_ = plan::account_of(problem, job->machine, candidate, options.rates);
 
   void* memory = nullptr;

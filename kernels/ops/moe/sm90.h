@@ -23,9 +23,6 @@ namespace mk::kernels {
 /// What suits the GPU, for MoeDispatchPlan::make; the same on all ranks.
 Tiling moe_dispatch_cuda_tiling();
 
-/// How a rank's `streams` groups that stream are dealt out: those that plan come first.
-std::uint32_t moe_dispatch_plan_groups(std::uint32_t streams, std::uint32_t ranks);
-
 /// What a launch leaves in this rank's workspace, in device memory, until the next one begins.
 struct MoeDispatchDeviceOutput {
   const std::uint32_t* offsets = nullptr;  ///< [experts here + 1]: their first rows; then their end

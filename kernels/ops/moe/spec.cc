@@ -112,6 +112,13 @@ MoeDispatchWay moe_dispatch_cuda_way(std::uint32_t nodes) {
   return {GatherKind::kBroadcast, nodes > 1 ? kStepsOverNodes : 1};
 }
 
+std::uint32_t moe_dispatch_plan_groups(std::uint32_t streams, std::uint32_t ranks) {
+  // Nobody shares where there is one rank. Else all can pull when tokens come, and until then
+  // routing is all that there is to work on.
+  const std::uint32_t plan = ranks == 1 ? streams : streams / 2;
+  return std::clamp(plan, 1u, kBlocksMax);
+}
+
 LaunchWork MoeDispatchPlan::work(const World& world, std::uint32_t count) const {
   const MoeDispatchSchedule schedule(*this, world);
   const auto everywhere = [count](std::uint32_t) { return count; };

@@ -26,6 +26,8 @@ struct MoeDispatchWay {
 /// The choices for GPUs. Each rank gets every token once: nearly every token has an expert on each
 /// rank of a small node. Tiles of one expert stand together, as its weights stay in L2 then.
 MoeDispatchWay moe_dispatch_cuda_way(std::uint32_t nodes);
+/// How a GPU's `streams` warpgroups that stream are dealt out: those that plan come first.
+std::uint32_t moe_dispatch_plan_groups(std::uint32_t streams, std::uint32_t ranks);
 
 struct MoeDispatchPlan : MoeDispatchGeometry {
   /// Checks the arguments and fills in what was left open:

@@ -138,27 +138,21 @@ Status RingAttentionCuda::start(const RankContext& context, const CudaOptions& o
   }
   MK_RETURN_IF_ERROR(check_context(kOp, plan_.nodes, plan_.locals, plan_.flag_count(),
                                    std::max(1u, options.send_groups.count()), context));
-  cuda::GroupNeeds needs;
-  needs.streams = Role::kShare;
-  needs.stream = of.size() > 1;
-  needs.send = of.nodes > 1;
-  needs.receive = of.nodes > 1 && of.locals > 1;
-  needs.receivers_stream = true;
   MK_ASSIGN_OR_RETURN(const auto job, cuda::job_plan_of(options));
   plan::Problem problem;
   problem.op = plan::Op::kRing;
   problem.nodes = of.nodes;
   problem.locals = of.locals;
+  problem.shape = {plan_.seq_max, plan_.query_heads, plan_.head_dim};
+  problem.heads = {plan_.key_heads, plan_.batch, plan_.causal};
+  problem.dtype = plan_.dtype;
   problem.ranks_per_device = options.ranks_per_device;
   const auto groups =
       plan::chosen_groups(problem, job->machine, plan_.work(of, plan_.seq_max), options.rates);
-  const std::uint32_t watchers = of.size() > 1 ? of.nodes : 0;
-  needs.receive_groups = groups.receive;
-  needs.stream_groups = watchers + groups.stream;
-  needs.stream_least = watchers + 1;
+  const std::uint32_t watchers = plan::watchers_of(problem);
   const FlagMap flags{of.nodes, plan_.gather.banks, plan_.gather.chunks_max};
-  MK_RETURN_IF_ERROR(
-      frame_.start(context, options, needs, flags, arguments_.launch, arguments_.frame));
+  MK_RETURN_IF_ERROR(frame_.start(context, options, cuda::accounted_needs(problem, groups), flags,
+                                  arguments_.launch, arguments_.frame));
   arguments_.frame.heeds_peers = of.locals > 1 && plan_.gather.local_banks == 1;
   if (of.size() > 1 && cuda::groups_that_only_share(arguments_.frame, blocks()) <= watchers) {
     return fail(ErrorCode::kLimitExceeded,
@@ -169,7 +163,8 @@ Status RingAttentionCuda::start(const RankContext& context, const CudaOptions& o
   arguments_.watchers = watchers;
   plan::Candidate candidate;
   candidate.compute_blocks = blocks().compute;
-  candidate.stream_warpgroups = blocks().share;
+  candidate.stream_warpgroups = blocks().share - blocks().receive;
+  candidate.receive_warpgroups = blocks().receive;
   account_ = plan::account_of(problem, job->machine, candidate, options.rates);
 
   void* words = nullptr;

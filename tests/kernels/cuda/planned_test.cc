@@ -13,7 +13,9 @@
 #include "kernels/ops/ag_gemm/spec.h"
 #include "kernels/ops/gemm_ar/spec.h"
 #include "kernels/ops/gemm_rs/spec.h"
+#include "kernels/plan/choose.h"
 #include "kernels/plan/legal.h"
+#include "kernels/plan/operator_work.h"
 
 namespace mk::kernels {
 namespace {
@@ -249,6 +251,48 @@ TEST(Planned, EqualTextsGiveEqualChoices) {
     EXPECT_EQ(planned(of_job)->candidate, planned(again)->candidate) << job.text();
     EXPECT_EQ(one->tile_n, other->tile_n);
     EXPECT_EQ(one->chunk_bytes, other->chunk_bytes);
+  }
+}
+
+// Operators that are no products: a launch's blocks are what explain() prints, in every world.
+TEST(Planned, BlocksOfAccountedOperatorsAreTheExplainedOnes) {
+  const auto job = job_plan_for("NVIDIA H200", kDevice);
+  for (const plan::Op op : {plan::Op::kRing, plan::Op::kMoe, plan::Op::kCombine}) {
+    for (const auto& [nodes, locals] :
+         {std::pair{1u, 1u}, {1u, 2u}, {1u, 8u}, {2u, 1u}, {2u, 4u}, {4u, 1u}, {3u, 3u}}) {
+      for (const std::uint32_t m : {96u, 4096u, 65536u}) {
+        plan::Problem problem;
+        problem.op = op;
+        problem.nodes = nodes;
+        problem.locals = locals;
+        problem.shape = {m, 4096, 7168};
+        if (op == plan::Op::kRing) problem.shape = {m, 16, 128};
+        problem.experts = {256, 8};
+        problem.named.form = Mode::kFused;
+        SCOPED_TRACE(std::string(plan::name_of(op)) + " " + std::to_string(m) + " on " +
+                     std::to_string(nodes) + " x " + std::to_string(locals));
+        const auto explained = plan::choose(problem, job->machine, &job->tuned);
+        ASSERT_TRUE(explained) << explained.error().message;
+        const auto work = plan::work_by_plan(problem, plan::MachineKind::kGpu, {});
+        ASSERT_TRUE(work);
+        const auto groups = plan::chosen_groups(problem, job->machine, *work);
+        cuda::FrameArguments frame;
+        frame.pollers = problem.ranks() > 1 ? 1 : 0;
+        RoleBlocks blocks;
+        ASSERT_TRUE(cuda::choose_blocks("op", {}, cuda::accounted_needs(problem, groups), 4,
+                                        kDevice, blocks, frame));
+        const plan::Candidate& candidate = explained->candidate;
+        EXPECT_EQ(blocks.compute, candidate.compute_blocks);
+        EXPECT_EQ(blocks.receive, candidate.receive_warpgroups);
+        EXPECT_EQ(blocks.send, candidate.send_warpgroups);
+        const std::uint32_t streams =
+            op == plan::Op::kCombine ? blocks.reduce : blocks.share - frame.sharing_receivers;
+        EXPECT_EQ(streams, candidate.stream_warpgroups);
+        // What the kernels have words for.
+        EXPECT_LE(streams, kBlocksMax);
+        EXPECT_LE(blocks.receive, kBlocksMax);
+      }
+    }
   }
 }
 

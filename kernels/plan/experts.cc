@@ -1,0 +1,80 @@
+#include "kernels/plan/experts.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "kernels/ops/combine/spec.h"
+#include "kernels/ops/moe/spec.h"
+#include "kernels/plan/model.h"
+#include "kernels/plan/operator_work.h"
+
+namespace mk::kernels::plan {
+namespace {
+
+/// One warpgroup's time for a row of the routing plan, of all ranks' rows: 131072 rows of 64
+/// experts take 36 of them 1.1 ms (kernels/ops/moe/SM90.md).
+constexpr double kRouteRowUs = 1.1e3 * 36 / 131072;
+/// GB/s, read and written, of a warpgroup that sums a token's rows: 4096 tokens of eight rows of
+/// 14 KiB take 36 of them 0.65 ms (combine_h200_1x4.json: unfused, less its product).
+constexpr double kSumRowsGbS = 22;
+
+double us(double bytes, double gb_s) { return gb_s > 0 ? bytes / (gb_s * 1e3) : 0; }
+
+ExpertTerms moe_terms(const Problem& problem, const Machine& machine, const Candidate& candidate) {
+  const std::uint32_t streams = std::max(1u, candidate.stream_warpgroups);
+  const std::uint32_t plan = moe_dispatch_plan_groups(streams, problem.ranks());
+  ExpertTerms terms;
+  terms.before = kRouteRowUs * problem.shape.m * problem.experts.top_k / plan;
+  // The others share this rank's tokens meanwhile; then all pack.
+  const std::uint32_t sharers = streams > plan ? streams - plan : streams;
+  const double link = expert_link_bytes(problem);
+  const double own = link / problem.nodes;
+  const double share =
+      us(own, saturated_gb_s(machine, sharers, machine.copy_gb_s, machine.rows_link_gb_s));
+  const double packed =
+      double{1} * tokens_of_rank(problem) * problem.experts.top_k * problem.shape.k * kElementBytes;
+  const double pack_gb_s = std::min(streams * machine.copy_gb_s, machine.hbm_gb_s / 2);
+  terms.local = us(packed, pack_gb_s) + std::max(0.0, share - terms.before);
+  if (candidate.receive_warpgroups > 0)
+    terms.passed = us(link - own, saturated_gb_s(machine, candidate.receive_warpgroups,
+                                                 machine.pass_on_gb_s, machine.rows_link_gb_s));
+  return terms;
+}
+
+ExpertTerms combine_terms(const Problem& problem, const Machine& machine,
+                          const Candidate& candidate) {
+  const double tokens = tokens_of_rank(problem);
+  const double row_bytes = double{1} * problem.shape.n * bytes_of(problem.result.partials);
+  // Rows are read, and written once summed; sums for other nodes are read there again.
+  const double other_nodes = problem.nodes - 1.0;
+  const double any = 1 - std::pow(1 - 1.0 / problem.nodes, problem.experts.top_k);
+  const double summed =
+      (tokens * (problem.experts.top_k + 1) + 3 * tokens * any * other_nodes) * row_bytes;
+  const double sum_gb_s =
+      std::min(std::max(1u, candidate.stream_warpgroups) * kSumRowsGbS, machine.hbm_gb_s);
+  ExpertTerms terms;
+  terms.local = us(expert_link_bytes(problem), machine.link_gb_s);
+  terms.sums = us(summed, sum_gb_s);
+  // Tokens of a step are summed when all of its rows are there: the last one's after the product.
+  terms.last_sums = 1.0 / combine_cuda_steps(problem.nodes);
+  return terms;
+}
+
+}  // namespace
+
+ExpertTerms expert_terms(const Problem& problem, const Machine& machine,
+                         const Candidate& candidate) {
+  return problem.op == Op::kMoe ? moe_terms(problem, machine, candidate)
+                                : combine_terms(problem, machine, candidate);
+}
+
+double expert_link_bytes(const Problem& problem) {
+  const double others = problem.locals - 1.0;
+  const double tokens = tokens_of_rank(problem);
+  if (problem.op == Op::kMoe)
+    return tokens * problem.nodes * others * problem.shape.k * kElementBytes;
+  return tokens * problem.experts.top_k * problem.shape.n * bytes_of(problem.result.partials) *
+         others / problem.locals;
+}
+
+}  // namespace mk::kernels::plan

@@ -1,0 +1,25 @@
+/// \file
+/// What MoE Dispatch and GEMM+Combine do on a GPU beside their products: the terms by which
+/// account.h's legs are theirs. Host only; no state.
+#pragma once
+
+#include "kernels/plan/candidate.h"
+#include "kernels/plan/machine.h"
+
+namespace mk::kernels::plan {
+
+/// Of one rank's launch of the problem's m, in us.
+struct ExpertTerms {
+  double before = 0;     ///< the routing plan, which everything waits for
+  double local = 0;      ///< tokens to the node's others, and packed; or product rows to theirs
+  double passed = 0;     ///< tokens from other nodes to the node's others
+  double sums = 0;       ///< of product rows
+  double last_sums = 0;  ///< of these, as a share, that nothing can be beside
+};
+ExpertTerms expert_terms(const Problem& problem, const Machine& machine,
+                         const Candidate& candidate);
+
+/// Bytes that a rank stores to the node's others: each token of its rail, or its product rows.
+double expert_link_bytes(const Problem& problem);
+
+}  // namespace mk::kernels::plan
