@@ -2,7 +2,7 @@
 """check_docs.py [REPOSITORY]: the documents miss nothing that a user may look up, and name nothing that is not there.
 
 - deploy/docs/troubleshooting.md has a section for every error code, a row for every check of the doctor, and a row for every flag
-  that a wait may name. deploy/docs/operations.md has a row for every alert.
+  that a wait may name. deploy/docs/operations.md has a row for every alert, and the beginning of every metric's name.
 - deploy/docs/api/cpp.md has every public declaration of the headers, and every operator's class promises which bits are equal.
   deploy/docs/api/python.md has every public name of the Python packages.
 - A document, a program or the planner's tests use each file of tests/bench/results.
@@ -66,6 +66,12 @@ class Repository:
         name = "deploy/docs/operations.md"
         alerts = self.found("the alerts", re.findall(r"- alert: (\w+)", self.text("deploy/prometheus/mkernel.rules.yml")), 10)
         self.compare(name, "row of an alert", alerts, set(re.findall(r"^\| `(Mkernel\w+)` \|", self.text(name), re.M)))
+        sources = "\n".join(self.text(one) for one in self.files if re.fullmatch(r"daemon/metrics/\w+\.cc", one))
+        metrics = self.found("the metrics", re.findall(r'"(mkernel_\w+)"', sources), 40)
+        table = self.text(name).partition("| metrics that begin with |")[2].partition("\n\n")[0]
+        beginnings = tuple(re.findall(r"`(mkernel_\w+)`", table))
+        self.breaches += [f"{name}: no row for the metric {one}" for one in sorted(metrics) if not one.startswith(beginnings)]
+        self.breaches += [f"{name}: no metric begins with {one}" for one in beginnings if not any(metric.startswith(one) for metric in metrics)]
 
     def headers(self):
         name = "deploy/docs/api/cpp.md"

@@ -50,6 +50,9 @@ class CheckDocs(unittest.TestCase):
         self.assertEqual(without("deploy/docs/operations.md", "| `MkernelPeerDown` |"),
                          ["deploy/docs/operations.md: no row of an alert: MkernelPeerDown"])
 
+    def test_a_metric_without_its_row(self):
+        self.assertEqual(without("deploy/docs/operations.md", "`mkernel_draining`, "), ["deploy/docs/operations.md: no row for the metric mkernel_draining"])
+
     def test_a_public_declaration_without_its_place_in_the_reference(self):
         self.assertEqual(without("deploy/docs/api/cpp.md", ".. doxygenenum:: mk::Activation\n"),
                          ["deploy/docs/api/cpp.md: no directive for: Activation"])

@@ -19,9 +19,9 @@
 #
 # The stages' steps are CTest's (tests/stages says what needs what): it runs side by side what may be. --label runs only the tests with a
 # matching label.
-# A run of all stages is to end within MK_BUDGET_S (default 3450 s): tsan and tidy begin only where they will have ended by then; on
-# a slow machine they are left out, and the summary says so. clang-tidy begins with what changed last, and ends with the budget
-# or after MK_TIDY_BUDGET_S; MK_TIDY=all gives it the tests' sources too (twice the time).
+# A run of all stages ends within MK_BUDGET_S (default 3450 s). It skips tsan and tidy where they would exceed the time budget, and
+# the summary lists them. clang-tidy begins with what changed last, and ends with the budget or after MK_TIDY_BUDGET_S. MK_TIDY=all
+# gives it the tests' sources too (twice the time).
 set -u
 cd "$(dirname "$0")/.."
 default_stages=deps,style,model,fuzz,unit,sim,cuda,ops,rdma,asan,tsan,tidy

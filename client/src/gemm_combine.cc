@@ -1,5 +1,5 @@
 /// \file
-/// GEMM+Combine for users: agrees with the other ranks on the plan, gives the executor its memory,
+/// Public GEMM+Combine API: agrees with the other ranks on the plan, gives the executor its memory,
 /// translates arguments.
 
 #include "mkernel/gemm_combine.h"
