@@ -57,7 +57,7 @@ inline constexpr std::uint64_t kOffsetMask = (1ull << kOffsetBits) - 1;
 
 /// The parity that a committed slot shows in the lap of `sequence`: 1 in laps 0, 2, 4, ... and 0 in
 /// laps 1, 3, 5, ... Memory starts at zero, so a slot counts as committed exactly when its bit
-/// differs from what the lap before left, and no slot is ever cleared.
+/// differs from what the lap before left. No slot is ever cleared.
 MK_HOST_DEVICE constexpr std::uint64_t lap_parity(std::uint64_t sequence,
                                                   std::uint32_t slot_count_log2) {
   return ((sequence >> slot_count_log2) & 1) == 0 ? kParityBit : 0;

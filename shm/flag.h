@@ -1,6 +1,6 @@
 /// \file
 /// Arrival flags and epochs. A flag is a 32-bit word holding the epoch of the last thing that
-/// arrived; waiting is `flag >= epoch` in wrap-safe arithmetic, and a flag never goes back.
+/// arrived; waiting is `flag >= epoch` in wrap-safe arithmetic. A flag never goes back.
 #pragma once
 
 #include <cstdint>

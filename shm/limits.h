@@ -63,7 +63,7 @@ inline constexpr std::size_t kHandshakeBytesMax = 4 * 1024;
 inline constexpr std::size_t kRequestBytesMax = 128 * 1024;
 
 /// Bytes of one rank's part of an exchange over `world` ranks, 1 to kWorldMax: all parts go into
-/// one message, which is a 32-bit count and, for each rank, a 32-bit length and its part.
+/// one message. That is a 32-bit count and, for each rank, a 32-bit length and its part.
 constexpr std::size_t exchange_blob_bytes_max(std::uint32_t world) {
   const std::size_t share = (kMessageBytesMax - sizeof(std::uint32_t)) / world;
   const std::size_t part = share - sizeof(std::uint32_t);

@@ -119,9 +119,14 @@ def man_prose(text):
 
 
 def comment_paragraphs(text):
-    """What C++ and CUDA sources say in `//` and `///`: consecutive lines are one paragraph, list items their own. Code and tables, which
+    """Paragraphs of the comments in C, C++ and CUDA sources: consecutive lines are one, list items their own. Code and tables, which
     are indented by four blanks, are no prose."""
+    blocks = re.findall(r"/\*\s(.*?)\*/", re.sub(r'"[^"\n]*"', "", text), re.S)
     paragraphs, current, in_item = [], [], False
+    for block in blocks:
+        for one in re.split(r"\n\s*\*?\s*\n", block):
+            said = " ".join(re.sub(r"^\s*\*(?!\w)", "", line).strip() for line in one.split("\n"))
+            paragraphs += [re.sub(r"`[^`]*`", "x", said)] if said else []
     for line in [*text.split("\n"), ""]:
         comment = re.match(r"\s*///?<?\s?(.*)", line)
         said = comment[1].strip() if comment else ""

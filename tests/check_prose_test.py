@@ -44,6 +44,10 @@ class CheckProse(unittest.TestCase):
         text = "/// Used so:\n///     auto a = b();\n/// and so.\n///  1. first\n///     goes on\n///  2. second\n"
         self.assertEqual(check_prose.comment_paragraphs(text), ["Used so:", "and so.", "first goes on", "second"])
 
+    def test_comments_of_c_are_read(self):
+        text = "/* One `two three`\n * four.\n *\n * Five. */\nint x; /* six\n        * seven */\n"
+        self.assertEqual(check_prose.comment_paragraphs(text), ["One x four.", "Five.", "six seven"])
+
     def test_docstrings_and_comments_of_python_are_read_and_examples_are_not(self):
         text = '"""One `two` three.\n\n>>> f(1)\n"""\n\n# Four five\n# six.\ndef f():\n    """Seven eight."""\n'
         self.assertEqual(check_prose.python_paragraphs(text), ["One x three.", "Seven eight.", "Four five six."])

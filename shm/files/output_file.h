@@ -16,8 +16,8 @@
 
 namespace mk {
 
-/// What may be replaced. Never replaced are: what is no regular file (a folder, a device, a pipe),
-/// a symbolic link or its target, a file that this process may not write, and an input.
+/// What may be replaced. Never replaced are folders, devices, pipes, a symbolic link or its target,
+/// a file that this process may not write, and an input.
 struct OutputRules {
   std::string option;      ///< the user's word for the file, for messages: "--out"
   bool overwrite = false;  ///< any other file may be replaced: the user said so

@@ -1,8 +1,8 @@
 /// \file
-/// What mkernel needs of a GPU besides its kernels: memory that other processes can open, host
-/// memory that the GPU can reach, and copies on streams. An interface, so that tests put host
-/// memory in its place; `load_driver` answers the machine's own, found at run time: nothing here
-/// needs CUDA to build, to link or to start.
+/// The parts of a GPU that mkernel needs besides its kernels. They are memory that other processes
+/// can open, host memory that the GPU can reach, and copies on streams. An interface, so that tests
+/// put host memory in its place; `load_driver` answers the machine's own, found at run time.
+/// Nothing here needs CUDA to build, to link or to start.
 ///
 /// Devices are named by the numbers that this process knows them by, and by their UUID between
 /// processes (CUDA_VISIBLE_DEVICES renumbers them). Thread-safe.

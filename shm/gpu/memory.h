@@ -1,6 +1,6 @@
 /// \file
-/// GPU memory by ownership: an allocation, a view of another rank's, pinned host pages; and the key
-/// by which one process tells another of an allocation.
+/// GPU memory by ownership: an allocation, a view of another rank's, pinned host pages. A key tells
+/// another process of an allocation.
 #pragma once
 
 #include <cstddef>

@@ -32,8 +32,8 @@ Status refuse_huge_pages(int fd, std::string_view what);
 /// The file's size in bytes.
 Result<std::uint64_t> file_bytes(int fd, std::string_view what);
 
-/// Leaves the mapping out of core dumps: what others share with this process is not ours to write
-/// to a disk, and can be most of a machine's memory.
+/// Leaves the mapping out of core dumps. Memory that others share with this process is not ours to
+/// write to a disk. It can be most of a machine's memory.
 void exclude_from_dumps(void* address, std::size_t bytes);
 
 /// Maps the first `bytes` for reading and writing, shared.

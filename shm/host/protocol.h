@@ -135,7 +135,7 @@ struct DeregisterBuffer {
 
 /// One rank gives up its part of what several ranks use together (an operator): a buffer and flags
 /// of its own, and the buffers of others that it could name. What it committed before counts. Whose
-/// buffer it could name, could name its own: buffer, handle and flags come back when each of those
+/// buffer it could name, could name its own. Buffer, handle and flags come back when each of those
 /// ranks has said the same, or has gone. Since ABI 1.3.
 struct Retire {
   static constexpr MessageType kType = MessageType::kRetire;
@@ -162,9 +162,9 @@ struct AllocFlagsReply {
 };
 
 /// An all-gather of small blobs over the job. Ranks must make their exchanges in the same order;
-/// `tag` is checked to be equal on all ranks, so that a rank that is out of step gets an error
-/// instead of somebody else's bytes. A buffer registered before the exchange is known to all rail
-/// peers' daemons after it.
+/// `tag` is checked to be equal on all ranks. So a rank that is out of step gets an error instead
+/// of another's bytes. A buffer registered before the exchange is known to all rail peers' daemons
+/// after it.
 struct Exchange {
   static constexpr MessageType kType = MessageType::kExchange;
   std::string tag;

@@ -1,6 +1,6 @@
 /// \file
-/// Text that comes from outside: what of it people, logs, JSON and protobuf may be shown, and
-/// cutting it to a length without leaving half a character behind.
+/// Text that comes from outside. This says what of it may be shown to users, logs, JSON and
+/// protobuf. It cuts text to a length without leaving half a character behind.
 #pragma once
 
 #include <cstddef>

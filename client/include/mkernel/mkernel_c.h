@@ -1,13 +1,14 @@
 /* libmkclient's C ABI.
  *
- * Errors: every function that can fail returns an mk_status: 0, or a code of shm/error_code.h.
- * mk_last_error() of the same thread has its sentence, valid until that thread's next call.
+ * Errors: every function that can fail returns an mk_status: 0, or a code of shm/error_code.h. The
+ * function mk_last_error() of the same thread has its sentence, valid until that thread's next
+ * call.
  *
  * Ownership: an `out` argument's object is the caller's. Give it to the matching _destroy, _detach
  * or _free function. Matrices are the caller's, as in mkernel.h.
  *
  * Structs carry their size, so that fields can be added at the end: set `struct_bytes` to sizeof,
- * and what you do not name to 0. What an older caller's shorter shape or arguments lack is 0.
+ * and what you do not name to 0. Fields that an older caller's shorter struct lacks are 0.
  *
  * Threads: as in mkernel.h. Collective calls come in the same order on all ranks.
  *
@@ -53,8 +54,8 @@ MK_C_EXPORT const char* mk_status_name(mk_status status);
 
 /* See mk::AttachOptions. `socket` and `job` are zero-terminated; a null or empty socket means the
  * default. A path has at most 107 bytes, a job's name 1 to 128 of printable ASCII without spaces.
- * A session is its process's alone: in a child of fork() mk_session_detach and mk_op_destroy free
- * what they are given and tell nobody; all other calls answer "unsupported". */
+ * A session is its process's alone. In a child of fork() mk_session_detach and mk_op_destroy free
+ * what they are given and tell nobody. All other calls answer "unsupported". */
 typedef struct mk_attach_options {
   size_t struct_bytes; /* sizeof(mk_attach_options) */
   const char* socket;
@@ -79,14 +80,14 @@ typedef struct mk_place {
 /* Attaches; returns when the whole job is up: see mk::Session::attach. */
 MK_C_EXPORT mk_status mk_session_attach(const mk_attach_options* options, mk_session** out);
 /* The same with the launcher's environment (MKERNEL_*, torchrun, Open MPI, MPICH, Intel MPI, PALS,
- * Flux, Slurm, PMIx): see mk::AttachOptions::from_environment. `options` may be null; of its
- * fields, the place (rank to local_size) is not looked at, and each other one that is neither null
- * nor 0 goes before the environment's. */
+ * Flux, Slurm, PMIx): see mk::AttachOptions::from_environment. The argument `options` may be null.
+ * Its place (rank to local_size) is not read. Each other field that is neither null nor 0 goes
+ * before the environment's. */
 MK_C_EXPORT mk_status mk_session_attach_from_environment(const mk_attach_options* options,
                                                          mk_session** out);
-/* A session of some of the job's ranks: see mk::AttachOptions::of_group. `options` is as for
- * mk_session_attach_from_environment when `from_environment` is 1, else as for mk_session_attach:
- * the place is the one in the whole job. `name` may be null. */
+/* A session of some of the job's ranks: see mk::AttachOptions::of_group. When `from_environment` is
+ * 1, `options` is as for mk_session_attach_from_environment, else as for mk_session_attach. The
+ * place is the one in the whole job. The name may be null. */
 MK_C_EXPORT mk_status mk_session_attach_group(const mk_attach_options* options,
                                               uint32_t from_environment, const uint32_t* ranks,
                                               uint64_t count, const char* name, mk_session** out);
@@ -102,7 +103,7 @@ MK_C_EXPORT const char* mk_session_fabric(const mk_session* session);
 /* Detaches and frees the session, also when it fails; null is allowed. */
 MK_C_EXPORT mk_status mk_session_detach(mk_session* session);
 
-/* An all-gather of small blobs over the job: see mk::Session::exchange for the lengths. `tag` is
+/* An all-gather of small blobs over the job: see mk::Session::exchange for the lengths. The tag is
  * zero-terminated and the same on all ranks. timeout_ms 0: 60 s. */
 MK_C_EXPORT mk_status mk_session_exchange(mk_session* session, const char* tag, const void* blob,
                                           uint64_t bytes, uint32_t timeout_ms, mk_blobs** out);
@@ -126,7 +127,7 @@ MK_C_EXPORT mk_status mk_session_free_buffer(mk_session* session, const mk_buffe
 
 /* --- Operators --- */
 
-/* What a rank may choose of any operator; 0: the default. See mk::Tuning and mk::MachineRates. */
+/* Choices of a rank for any operator; 0: the default. See mk::Tuning and mk::MachineRates. */
 typedef struct mk_tuning {
   size_t struct_bytes; /* sizeof(mk_tuning) */
   uint32_t executor;   /* MK_CPU, MK_CUDA */
@@ -171,8 +172,8 @@ MK_C_EXPORT const char* mk_op_name(uint32_t index);
  * its session. */
 MK_C_EXPORT mk_status mk_op_create(mk_session* session, const char* name, const void* shape,
                                    mk_op** out);
-/* Bytes that the creation takes on this rank; it is refused where they are not there. Not
- * collective. */
+/* Bytes that the creation takes on this rank; it is refused where they are not there. An operator
+ * that shares an equal one's workspace (mk_tuning.own_workspace) takes none. Not collective. */
 MK_C_EXPORT mk_status mk_op_workspace_bytes(mk_session* session, const char* name,
                                             const void* shape, uint64_t* bytes);
 /* Collective; returns when the output is complete. `arguments` is the operator's mk_..._arguments;
@@ -186,7 +187,7 @@ MK_C_EXPORT mk_status mk_op_launch_on(mk_op* op, void* stream, const void* argum
 MK_C_EXPORT mk_status mk_op_status(const mk_op* op);
 MK_C_EXPORT mk_status mk_op_finish(mk_op* op, void* stream, mk_launch_stats* stats);
 
-/* What mk_op_query is asked for. Memory is the operator's, and lives as long. */
+/* The questions of mk_op_query. Memory is the operator's, and lives as long. */
 enum {
   /* ag-gemm: where the rank's rows may lie that then need no copy for the network, in bytes; null
    * in a job of one rank. See mk::AllGatherGemm::input. */
@@ -196,7 +197,7 @@ enum {
   /* moe, of the last launch: mk_moe_row, one for each row of y. MK_CUDA: in the GPU's memory, as
    * many as the last launch that ended by mk_op_launch or mk_op_finish gave. */
   MK_ROWS = 3,
-  /* moe, of the last launch: uint32_t, one more than this rank has experts; expert first + i has
+  /* moe, of the last launch: uint32_t, one more than this rank has experts. Expert first + i has
    * the rows [offsets[i], offsets[i + 1]) of y. MK_CUDA: in the GPU's memory. */
   MK_EXPERT_OFFSETS = 4,
   /* moe, combine: `count` is the number of this rank's first expert. */
@@ -206,7 +207,7 @@ enum {
 MK_C_EXPORT mk_status mk_op_query(const mk_op* op, uint32_t what, void** data, uint64_t* count);
 /* Whether later launches keep what their threads did when; costs a little time. */
 MK_C_EXPORT mk_status mk_op_set_trace(mk_op* op, uint32_t on);
-/* Of the last launch, valid until the next call of this function; none unless traced. */
+/* Spans of the last launch, valid until the next call of this function; none unless traced. */
 MK_C_EXPORT mk_status mk_op_trace(mk_op* op, const mk_trace_span** spans, uint64_t* count);
 /* Null is allowed. */
 MK_C_EXPORT void mk_op_destroy(mk_op* op);
@@ -218,7 +219,7 @@ MK_C_EXPORT void mk_rows_of_rank(uint64_t rows, uint32_t world, uint32_t rank, u
 
 /* --- ag-gemm, gemm-rs, gemm-ar: mk::AllGatherGemm, mk::GemmReduceScatter, mk::GemmAllReduce --- */
 
-/* What is made of the whole sum, after the bias: see mk::Activation. Gated: n / 2 columns of C. */
+/* The function of the whole sum, after the bias: see mk::Activation. Gated: n / 2 columns of C. */
 enum {
   MK_ACTIVATION_NONE = 0,
   MK_ACTIVATION_RELU = 1,
