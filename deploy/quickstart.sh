@@ -20,6 +20,8 @@ fi
 log=build/quickstart.log
 mkdir -p build
 started=$SECONDS
+# Before the build, which is work of our own.
+load=$(cut -d ' ' -f 1 /proc/loadavg)
 step() { printf '== %s\n' "$*"; }
 # Build output matters only when it fails.
 quiet() {
@@ -74,17 +76,22 @@ if [ "$gpus" -gt 0 ]; then
   fi
 fi
 
-# The rows above may end on "slower": say why on this machine, and what a reader does next.
+# The rows above may end on "slower". This says why on a machine of $1 CPUs whose load was $2 when we began.
+figures_mean() {
+  if [ "$1" -lt 8 ]; then
+    printf '   %s\n' \
+      "This machine is small, so speed-ups below 1 say little about mkernel: four ranks, two daemons and the copies of the network" \
+      "share $1 CPUs. A fused kernel gains by hiding the time of a network that works beside the computation. The rows with paced" \
+      "links show that, and the last ones have nothing to hide. With a CPU for each rank and daemon, or a GPU for each rank, those" \
+      "rows gain, too."
+  fi
+  if awk -v cpus="$1" -v load="$2" 'BEGIN { exit !(load > cpus / 4) }'; then
+    printf '   %s\n' "This machine was busy when the quickstart began (load $2 on $1 CPUs), so the times mean little. Run it again on an idle one."
+  fi
+}
 step "what this says, and what to do next"
-cpus=$(nproc)
 printf '   Results were compared with a float64 reference: every element, but of Ring Attention on GPUs some hundred rows.\n'
-if [ "$cpus" -lt 8 ]; then
-  printf '   %s\n' \
-    "Speed-ups below 1 say little about mkernel here: four ranks, two daemons and the copies of the network share $cpus CPUs" \
-    "and take turns. A fused kernel gains by hiding the time of a network that works beside the computation: the rows with" \
-    "paced links show that, the last ones have nothing to hide. With a CPU for each rank and daemon, or a GPU for each" \
-    "rank, those rows gain, too."
-fi
+figures_mean "$(nproc)" "$load"
 printf '   %s\n' \
   "Next: all documents, deploy/docs/index.md; a job of your own, deploy/examples;" \
   "daemons on real nodes, deploy/docs/tutorials/03_two_nodes.md; other sizes, build/release/tests/bench/mkbench/mkbench --help."

@@ -93,6 +93,12 @@ def quickstart(line):
             command = re.sub(r" all ", " gemm-ar --m 256 --n 256 --k 64 ", command)
         command = re.sub(r"--(m|n|k) \d+", r"--\1 128", re.sub(r"--(iters|warmup) \d+", r"--\1 1", command))
         expect(command, r"fused", r"unfused")
+    # Its last words on a machine that is small, busy, both or neither.
+    (function,) = re.findall(r"^figures_mean\(\) {\n.*?^}\n", text, re.M | re.S)
+    small, busy = "This machine is small, so speed-ups below 1 say little", r"\(load [0-9.]+ on [0-9]+ CPUs\), so the times mean little"
+    for cpus, load, said in ((2, 0.1, [small]), (64, 40.5, [busy]), (4, 3.0, [small, busy]), (64, 0.3, [])):
+        words = run(f"{function}figures_mean {cpus} {load}")[1]
+        assert [one for one in (small, busy) if re.search(one, words)] == said, (cpus, load, words)
 
 
 def elsewhere(path):
