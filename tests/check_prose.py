@@ -57,6 +57,8 @@ COMMENTS = {"client": (7, 100, 12), "daemon": (7, 205, 4), "deploy": (7, 0, 0), 
             "shm": (7, 25, 2), "systemd": (0, 0, 0), "tests": (8, 395, 12)}
 # The same for messages and help texts of programs, over all of them.
 MESSAGES = 1
+# Messages with a bracket inside a bracket: formulas, and a line of the shell.
+MESSAGES_NESTED = 4
 # Of all Markdown outside deploy/docs, as `wc -w` counts them. Lower it when there are fewer.
 ALL_WORDS = 36000
 SUBJECT = re.compile(r"(Who|Whoever|What|Of|That it)\b")
@@ -178,7 +180,7 @@ def messages(checker):
 
 def bad_messages(checker):
     """(what is wrong with single ones, long sentences, how many sentences)."""
-    wrong, long, count = [], [], 0
+    wrong, long, nested, count = [], [], [], 0
     for name, said in messages(checker):
         parts = re.split(r"(?<=[.!?;])\s+|\\n", said)
         count += len(parts)
@@ -187,7 +189,9 @@ def bad_messages(checker):
                   for match in re.finditer(pattern, said)]
         if SUBJECT.match(said):
             wrong.append(f"{name}: message begins with '{said.split()[0]}': {said}")
-    return wrong, long, count
+        if re.search(r"\([^()]*\([^()]*\)[^()]*\)", said):
+            nested.append(f"{name}: message with a bracket inside a bracket: {said}")
+    return wrong + (nested if len(nested) > MESSAGES_NESTED else []), long, count
 
 
 class Comments:

@@ -51,8 +51,8 @@ RunFlags::RunFlags(CLI::App& command) : command_(command) {
   command
       .add_option("--lead", spec.lead,
                   fmt::format("on GPUs, untimed launches right before each timed one ({} for "
-                              "figures): after the pause in which a launch is checked the GPU and "
-                              "the daemons are half asleep",
+                              "figures): while a launch is checked, the GPU's clock falls and the "
+                              "daemons sleep",
                               kLeadOnGpus))
       ->check(CLI::Range(0, 1000));
   choice("--modes", spec.modes, {"both", "fused", "unfused", "auto"}, "");
