@@ -32,6 +32,16 @@ def torchrun(cluster, *command, timeout=600):
     return outputs
 
 
+def test_the_script_of_the_tutorial_runs_as_the_tutorial_says(tmp_path):
+    page = (CHECKOUT / "deploy/docs/tutorials/04_your_model.md").read_text(encoding="utf-8")
+    script = re.search(r"Save this as your_script\.py:\n\n```python\n(.*?)^```", page, re.M | re.S)[1]
+    command = re.search(r"^python (-m mkernel .*) your_script\.py$", page, re.M)[1].split()
+    (tmp_path / "your_script.py").write_text(script, encoding="utf-8")
+    environment = {**os.environ, "PYTHONPATH": str(PACKAGE), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, *command, "your_script.py"], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0 and sorted(re.findall(r"\b([0-3]) \(32, 1, 256\)", done.stdout)) == list("0123"), done.stdout + done.stderr
+
+
 def test_the_llama_learns_under_torchrun_on_two_nodes(cluster, tmp_path):
     script = EXAMPLES / "train_llama.py"
     assert len(script.read_text().splitlines()) < 80
