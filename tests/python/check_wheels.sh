@@ -22,6 +22,8 @@ mkdir -p "$work/tests" "$work/client/python"
 cp -r "$here" "$work/tests/python"
 cp -r "$root/client/include" "$work/client/"
 cp -r "$root/client/python/examples" "$work/client/python/"
+mkdir -p "$work/deploy/docs/api"
+cp "$root/deploy/docs/api/python.md" "$work/deploy/docs/api/"
 unset MKERNEL_LIBRARY MKERNEL_BIN PYTHONPATH
 export MKERNEL_INSTALLED=1 OMP_NUM_THREADS=1
 ran=0
