@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "kernels/comm/packed_tiles.h"
+#include "kernels/comm/world_limits.h"
 #include "shm/limits.h"
 
 namespace mk::kernels {
@@ -59,6 +60,12 @@ Result<SumGeometry> begin_sums(std::string_view op, std::uint32_t nodes, std::ui
                                Shape max, DType dtype, const Tiling& tiling,
                                const GemmResult& result) {
   MK_RETURN_IF_ERROR(check_world(op, nodes, locals));
+  if (nodes > kSumNodesMax) {
+    return fail(ErrorCode::kLimitExceeded,
+                "{}: {} nodes; it adds up the sums of all nodes at once, of at most {}: use fewer "
+                "nodes, or AllGather+GEMM, which has a ring",
+                op, nodes, kSumNodesMax);
+  }
   MK_RETURN_IF_ERROR(check_side(op, "m", max.m));
   MK_RETURN_IF_ERROR(check_side(op, "n", max.n));
   MK_RETURN_IF_ERROR(check_dtype(op, dtype));

@@ -77,7 +77,7 @@ TYPED_TEST(GemmPlan, RefusesWhatItCannotDoAndSaysWhatIsAllowed) {
   const Shape shape{64, 64, 0};
   this->expect_refused(this->make(0, 1, shape), "0 nodes x 1 local ranks");
   this->expect_refused(this->make(1, 17, shape), "1 to 16 local ranks");
-  this->expect_refused(this->make(128, 16, shape), "at most 1024 ranks");
+  this->expect_refused(this->make(1024, 16, shape), "at most 8192 ranks");
   this->expect_refused(this->make(1, 1, {0, 64, 0}), "m = 0");
   this->expect_refused(this->make(1, 1, {64, 1u << 25, 0}), "1 to 16777216");
   this->expect_refused(this->make(1, 1, shape, {}, static_cast<DType>(9)), "neither bf16 nor f16");
@@ -85,6 +85,16 @@ TYPED_TEST(GemmPlan, RefusesWhatItCannotDoAndSaysWhatIsAllowed) {
   this->expect_refused(this->make(1, 1, shape, {0, 12, 0, 0}), "multiple of 8");
   this->expect_refused(this->make(1, 1, shape, {0, 0, 1u << 30, 0}), "too large");
   this->expect_refused(this->make(1, 1, shape, {0, 0, 0, 3}), "3 banks");
+}
+
+// A larger world can be planned by operators with a ring; these add up all nodes' sums at once.
+TYPED_TEST(GemmPlan, RefusesMoreNodesThanASumHasRoomFor) {
+  const Shape shape{64, 64, 0};
+  EXPECT_TRUE(this->make(128, 8, shape));
+  const auto more = this->make(129, 8, shape);
+  ASSERT_FALSE(more);
+  EXPECT_EQ(more.error().code, ErrorCode::kLimitExceeded);
+  EXPECT_NE(more.error().message.find("at most 128"), std::string::npos) << more.error().message;
 }
 
 }  // namespace

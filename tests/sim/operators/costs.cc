@@ -1,0 +1,108 @@
+#include "tests/sim/operators/costs.h"
+
+#include <algorithm>
+
+#include "kernels/plan/accounted.h"
+#include "kernels/plan/legal.h"
+#include "kernels/plan/model.h"
+#include "kernels/plan/operator_work.h"
+
+namespace mk::sim {
+namespace {
+
+using kernels::LaunchWork;
+using kernels::MachineRates;
+namespace plan = kernels::plan;
+
+/// Compute blocks are stood for by fewer threads, of which each computes as many tiles in a time as
+/// its share of the blocks.
+constexpr std::uint32_t kComputeThreadsMax = 12;
+
+LocalRate always(double gb_s) { return {gb_s, gb_s}; }
+
+/// The terms of kernels/plan/model.cc.
+Costs product_costs(const plan::Problem& problem, const plan::Machine& machine,
+                    const plan::Candidate& candidate) {
+  const plan::Work work = plan::work_of(problem, candidate);
+  const double stream = candidate.stream_warpgroups;
+  const double receive = candidate.receive_warpgroups;
+  const double tile = plan::tile_us(machine, candidate.tiling, work.steps, work.b_bytes);
+  const double weights_us =
+      machine.weights_gb_s > 0 ? work.b_bytes / (machine.weights_gb_s * 1e3) : 0;
+  const auto product = [&](double blocks) {
+    return std::max(weights_us, plan::product_us(machine, work.tiles, tile, blocks));
+  };
+  Costs costs;
+  costs.compute_us = product(candidate.compute_blocks);
+  costs.network_gb_s = machine.network_gb_s;
+  costs.command_us = machine.network_command_us;
+  costs.latency_us = machine.network_latency_us;
+  if (problem.op == plan::Op::kAgGemm) {
+    const double peers = problem.locals - 1.0;
+    costs.launch_us = machine.launch_us_ag;
+    if (!candidate.engines) costs.gather_compute_us = product(blocks_of_rank(problem, machine));
+    if (peers > 0 && candidate.engines) {
+      costs.share = always(machine.engine_gb_s);
+      costs.pass_on = always(machine.engine_gb_s);
+    } else if (peers > 0) {
+      costs.share = always(plan::copy_rate_gb_s(machine, stream + receive, problem.locals - 1));
+      costs.pass_on = always(
+          plan::saturated_gb_s(machine, receive, machine.pass_on_gb_s, machine.rows_link_gb_s));
+    }
+    costs.own_slot_gb_s = machine.hbm_gb_s / 2;
+    return costs;
+  }
+  const bool scatter = problem.op == plan::Op::kGemmRs;
+  const double alone = scatter ? machine.hbm_gb_s : machine.sums_link_gb_s;
+  costs.launch_us = scatter ? machine.launch_us_rs : machine.launch_us_ar;
+  costs.store_gb_s = problem.locals > 1 ? machine.link_gb_s : 0;
+  costs.store_beside_share = machine.store_beside_share;
+  const double sum_sent = problem.nodes == 1 ? (scatter ? machine.sum_gb_s : machine.sum_out_gb_s)
+                          : scatter          ? machine.sum_sent_gb_s
+                                             : machine.sum_sent_ar_gb_s;
+  costs.sum_sent = {std::max(stream, 1.0) * sum_sent, alone};
+  // Where a rank's shard is summed once, those that have summed for the others join.
+  const double come = candidate.sums == plan::Sums::kOnce ? stream + receive : receive;
+  costs.sum_come = {std::max(come, 1.0) * (scatter ? machine.sum_gb_s : machine.sum_come_gb_s),
+                    alone};
+  return costs;
+}
+
+/// Those of kernels/plan/account.cc, to which a rank's work is so many flops and bytes.
+Result<Costs> accounted_costs(const plan::Problem& problem, const plan::Machine& machine,
+                              const plan::Candidate& candidate) {
+  MK_ASSIGN_OR_RETURN(const LaunchWork work, plan::work_by_plan(problem, machine.kind, candidate));
+  const plan::Account account = plan::account_of(problem, machine, candidate);
+  const MachineRates& rates = account.rates;
+  Costs costs;
+  costs.compute_us =
+      std::max(account.least_compute_us, work.flops / std::max(1.0, rates.flops_per_s) * 1e6);
+  costs.one_memory = true;
+  costs.share = costs.pass_on = costs.sum_sent = costs.sum_come =
+      always(rates.local_bytes_per_s / 1e9);
+  costs.network_gb_s = rates.network_bytes_per_s / 1e9;
+  costs.command_us = rates.command_ns / 1e3;
+  costs.launch_us = account.fused_us;
+  // The account has the latency of the first arrival in its beginning.
+  if (machine.kind == plan::MachineKind::kGpu && problem.nodes > 1) {
+    costs.latency_us = machine.network_latency_us;
+    costs.launch_us -= machine.network_latency_us;
+  }
+  return costs;
+}
+
+}  // namespace
+
+Result<Costs> costs_of(const plan::Problem& problem, const plan::Machine& machine,
+                       const plan::Candidate& candidate) {
+  Costs costs;
+  if (machine.kind == plan::MachineKind::kGpu && plan::is_product(problem.op)) {
+    costs = product_costs(problem, machine, candidate);
+  } else {
+    MK_ASSIGN_OR_RETURN(costs, accounted_costs(problem, machine, candidate));
+  }
+  costs.compute_threads = std::clamp(candidate.compute_blocks, 1u, kComputeThreadsMax);
+  return costs;
+}
+
+}  // namespace mk::sim

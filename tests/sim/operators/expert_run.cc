@@ -1,0 +1,345 @@
+// MoE Dispatch+GEMM and GEMM+Combine.
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "kernels/ops/combine/protocol.h"
+#include "kernels/ops/combine/spec.h"
+#include "kernels/ops/moe/roles.h"
+#include "kernels/ops/moe/spec.h"
+#include "tests/sim/operators/operator_run.h"
+#include "tests/sim/operators/routing.h"
+
+namespace mk::sim {
+namespace {
+
+using namespace kernels;  // NOLINT(google-build-using-namespace): the operators' vocabulary
+
+constexpr std::uint64_t kRoutingSeed = 1;
+
+std::uint32_t tokens_of_rank(const plan::Problem& problem) {
+  return div_up(problem.shape.m, problem.ranks());
+}
+JobRouting routing_of(const plan::Problem& problem) {
+  return JobRouting({problem.nodes, problem.locals, tokens_of_rank(problem), problem.experts.count,
+                     problem.experts.top_k},
+                    kRoutingSeed);
+}
+
+// --- MoE Dispatch+GEMM ---
+
+class MoeExecutor : public VirtualExecutor {
+ public:
+  MoeExecutor(VirtualThreads& threads, RankState& rank, const Costs& costs, Role role,
+              const MoeDispatchLaunch& launch)
+      : VirtualExecutor(threads, rank, costs, role), launch_(launch) {}
+
+  void copy(const CopyJob& job) {
+    for (std::uint32_t i = 0; i < job.target_count; ++i) copy_tables(job, job.targets[i]);
+    VirtualExecutor::copy(job);
+  }
+  bool multiply(const RowTile& tile, std::uint32_t /*packed_rows*/, const TileRect& columns,
+                const std::byte* /*packed*/) {
+    const MoeDispatchShape& shape = launch_.plan.shape;
+    const double even = double{1} * shape.tokens_max * shape.top_k * shape.features;
+    compute(double{1} * tile.rows * columns.columns / even);
+    return true;
+  }
+
+ private:
+  /// Routing is read by those who plan.
+  void copy_tables(const CopyJob& job, std::byte* target) const {
+    const GatherGeometry& routing = launch_.plan.routing;
+    const World& world = launch_.context.world;
+    const std::uint64_t bytes =
+        std::uint64_t{routing.banks} * world.size() * routing.layout.slot_bytes;
+    for (std::uint32_t local = 0; local < world.locals; ++local) {
+      const std::byte* const slots = launch_.context.workspaces[local] + routing.layout.slots;
+      if (target < slots || target >= slots + bytes) continue;
+      for (std::uint32_t row = 0; row < job.rows; ++row)
+        std::memcpy(target + row * job.target_stride, job.source + row * job.source_stride,
+                    job.row_bytes);
+    }
+  }
+
+  const MoeDispatchLaunch& launch_;
+};
+
+class MoeRun : public OperatorRun {
+ public:
+  MoeRun(const RunSetup& setup, const MoeDispatchPlan& plan)
+      : setup_(setup),
+        plan_(plan),
+        routing_(routing_of(setup.problem)),
+        launches_(setup.simulated_ranks()),
+        tables_(launches_.size()) {
+    for (std::uint32_t rank = 0; rank < launches_.size(); ++rank) {
+      MoeDispatchLaunch& launch = launches_[rank];
+      launch.plan = plan_;
+      launch.banks = plan_.banks;
+      launch.m = kMoeDispatchM;
+      tables_[rank] = routing_.table(rank);
+      launch.routing = tables_[rank].view(plan_.shape.tokens_max, plan_.shape.top_k);
+      launch.capacity = plan_.shape.rows_max;
+    }
+  }
+  const char* name() const override { return "moe_dispatch"; }
+  std::uint64_t workspace_bytes() const override { return plan_.workspace_bytes(); }
+  std::uint32_t flag_count() const override { return plan_.flag_count(); }
+  NodeNumbers numbers() const override {
+    NodeNumbers numbers;
+    if (plan_.nodes == 1) return numbers;
+    for (const GatherGeometry* gather : {&plan_.routing, &plan_.tokens}) {
+      numbers.flags.push_back(
+          {gather->nodes, gather->banks, gather->chunks_max, gather->first_flag});
+      numbers.regions.push_back({gather->layout.slots, gather->layout.slot_bytes, gather->banks,
+                                 gather->kind == GatherKind::kBroadcast
+                                     ? ReceiveRegion::Planes::kRanks
+                                     : ReceiveRegion::Planes::kNodes,
+                                 gather == &plan_.routing});
+    }
+    numbers.turn = [this](std::uint32_t, std::byte* workspace, std::uint64_t offset,
+                          std::uint64_t bytes,
+                          std::uint32_t distance) { turn(workspace, offset, bytes, distance); };
+    return numbers;
+  }
+  Launch& launch(std::uint32_t rank) override { return launches_[rank]; }
+  std::vector<RoleThread> threads(const World& world) const override {
+    const RoleBlocks& blocks = setup_.blocks;
+    std::vector<RoleThread> threads;
+    add_role(threads, Role::kCompute, blocks.compute);
+    add_role(threads, Role::kPlan, blocks.plan);
+    add_role(threads, Role::kPull, blocks.pull);
+    if (world.size() > 1) add_role(threads, Role::kShare, blocks.share);
+    if (world.nodes > 1) add_role(threads, Role::kSend, blocks.send);
+    if (world.nodes > 1 && world.locals > 1) add_role(threads, Role::kReceive, blocks.receive);
+    return threads;
+  }
+  void begin(std::uint32_t rank) override {
+    MoeDispatchLaunch& launch = launches_[rank];
+    // Nobody reads them.
+    launch.tokens = launch.context.workspaces[launch.context.world.local];
+  }
+  bool run_role(std::uint32_t rank, Role role, std::uint32_t index, BlockTotals& totals,
+                VirtualThreads& threads, RankState& state, const Costs& costs) override {
+    MoeExecutor executor(threads, state, costs, role, launches_[rank]);
+    MoeDispatchBlock<MoeExecutor> block(executor, launches_[rank], role, index, totals);
+    switch (role) {
+      case Role::kPlan:
+        return moe_dispatch::plan(block);
+      case Role::kPull:
+        return moe_dispatch::pull(block);
+      case Role::kShare:
+        return moe_dispatch::share(block);
+      case Role::kSend:
+        return moe_dispatch::send(block);
+      case Role::kReceive:
+        return moe_dispatch::receive(block);
+      default:
+        return moe_dispatch::compute(block);
+    }
+  }
+
+ private:
+  /// The experts of a table's rows, which the node `distance` before the mirror's has sent.
+  void turn(std::byte* workspace, std::uint64_t offset, std::uint64_t bytes,
+            std::uint32_t distance) const {
+    const GatherLayout& layout = plan_.routing.layout;
+    const std::uint64_t end =
+        layout.slots + std::uint64_t{plan_.routing.banks} * slots() * layout.slot_bytes;
+    if (offset < layout.slots || offset >= end) return;
+    const std::uint32_t row_words = 2 * plan_.shape.top_k;
+    const std::uint64_t within = (offset - layout.slots) % layout.slot_bytes;
+    for (std::uint64_t at = 0; at < bytes; at += 4) {
+      if (within + at < kGatherHeaderBytes) continue;
+      const std::uint64_t word = (within + at - kGatherHeaderBytes) / 4;
+      if (word % row_words >= plan_.shape.top_k) continue;
+      auto* const id = reinterpret_cast<std::int32_t*>(workspace + offset + at);
+      *id = routing_.turned(*id, plan_.nodes - distance);
+    }
+  }
+  std::uint64_t slots() const {
+    return plan_.routing.kind == GatherKind::kBroadcast ? plan_.nodes * plan_.locals : plan_.nodes;
+  }
+
+  const RunSetup setup_;
+  const MoeDispatchPlan plan_;
+  const JobRouting routing_;
+  std::vector<MoeDispatchLaunch> launches_;
+  std::vector<JobRouting::Table> tables_;
+};
+
+// --- GEMM+Combine ---
+
+class CombineExecutor : public VirtualExecutor {
+ public:
+  CombineExecutor(VirtualThreads& threads, RankState& rank, const Costs& costs, Role role,
+                  const CombineLaunch& launch)
+      : VirtualExecutor(threads, rank, costs, role), plan_(launch.plan) {}
+
+  template <class PlaceOf>
+  bool multiply(const CombineTile& tile, std::uint32_t /*padded_rows*/, const TileRect& columns,
+                PlaceOf&&) {
+    const CombineShape& shape = plan_.shape;
+    const double elements = double{1} * tile.rows * columns.columns;
+    const double even = double{1} * shape.tokens_max * shape.top_k * shape.hidden;
+    compute(elements / even, &rank_->memory,
+            us_of(elements * plan_.partial_bytes(), costs_->share.beside));
+    return true;
+  }
+  template <class Before, class Rows, class After>
+  void sum(const CombineSum& job, Before&& before, Rows&& rows, After&& after) {
+    double moved = 1;
+    const auto add = [&moved](const std::byte*) { ++moved; };
+    before(add);
+    rows(add);
+    after(add);
+    // The network reads again a sum for another node.
+    if (job.target != nullptr) ++moved;
+    move(rank_->memory, moved * plan_.shape.hidden * plan_.partial_bytes(), costs_->sum_sent);
+  }
+
+ private:
+  const CombineGeometry& plan_;
+};
+
+class CombineRun : public OperatorRun {
+ public:
+  CombineRun(const RunSetup& setup, const CombinePlan& plan)
+      : setup_(setup),
+        plan_(plan),
+        routing_(routing_of(setup.problem)),
+        launches_(setup.simulated_ranks()),
+        tables_(launches_.size()),
+        handles_(launches_.size()) {
+    for (std::uint32_t rank = 0; rank < launches_.size(); ++rank) {
+      CombineLaunch& launch = launches_[rank];
+      launch.plan = plan_;
+      launch.banks = plan_.banks;
+      launch.m = 1;
+      tables_[rank] = routing_.table(rank);
+      handles_[rank] = routing_.handle(rank);
+      launch.rows = handles_[rank].rows.data();
+      launch.room = static_cast<std::uint32_t>(handles_[rank].rows.size());
+      launch.offsets = handles_[rank].offsets.data();
+      launch.routing = tables_[rank].view(plan_.shape.tokens_max, plan_.shape.top_k);
+    }
+  }
+  const char* name() const override { return "gemm_combine"; }
+  std::uint64_t workspace_bytes() const override { return plan_.workspace_bytes(); }
+  std::uint32_t flag_count() const override { return plan_.flag_count(); }
+  NodeNumbers numbers() const override {
+    NodeNumbers numbers;
+    if (plan_.nodes == 1) return numbers;
+    numbers.flags = {plan_.flags()};
+    numbers.regions = {{plan_.layout.receive, plan_.layout.bank_bytes, plan_.banks,
+                        ReceiveRegion::Planes::kPeers}};
+    numbers.turn = [this](std::uint32_t local, std::byte* workspace, std::uint64_t offset,
+                          std::uint64_t bytes, std::uint32_t distance) {
+      if ((offset - plan_.layout.receive) % plan_.layout.bank_bytes == 0 && bytes != 0)
+        turn(local, workspace + offset, distance);
+    };
+    return numbers;
+  }
+  Launch& launch(std::uint32_t rank) override { return launches_[rank]; }
+  std::vector<RoleThread> threads(const World& world) const override {
+    const RoleBlocks& blocks = setup_.blocks;
+    std::vector<RoleThread> threads;
+    add_role(threads, Role::kCompute, blocks.compute);
+    add_role(threads, Role::kPlan, blocks.plan);
+    add_role(threads, Role::kReceive, blocks.receive);
+    if (world.nodes > 1) add_role(threads, Role::kReduce, blocks.reduce);
+    if (world.nodes > 1) add_role(threads, Role::kSend, blocks.send);
+    return threads;
+  }
+  void begin(std::uint32_t) override {}
+  bool run_role(std::uint32_t rank, Role role, std::uint32_t index, BlockTotals& totals,
+                VirtualThreads& threads, RankState& state, const Costs& costs) override {
+    CombineExecutor executor(threads, state, costs, role, launches_[rank]);
+    CombineBlock<CombineExecutor> block(executor, launches_[rank], role, index, totals);
+    switch (role) {
+      case Role::kPlan:
+        return gemm_combine::plan(block);
+      case Role::kReduce:
+        return gemm_combine::reduce(block);
+      case Role::kSend:
+        return gemm_combine::send(block);
+      case Role::kReceive:
+        return gemm_combine::receive(block);
+      default:
+        return gemm_combine::compute(block);
+    }
+  }
+
+ private:
+  /// The checks of a header that the node `distance` before the mirror's has sent to `local`: of
+  /// what the mirror's tokens have there.
+  void turn(std::uint32_t local, std::byte* bank, std::uint32_t distance) const {
+    auto* const checks = reinterpret_cast<std::uint64_t*>(bank + sizeof(CombineHeader));
+    std::fill(checks, checks + plan_.locals, 0);
+    const std::uint32_t node = (plan_.nodes - distance) % plan_.nodes;
+    const std::uint32_t ranks = plan_.nodes * plan_.locals;
+    for (std::uint32_t token = 0; token < plan_.shape.tokens_max; ++token) {
+      for (std::uint32_t slot = 0; slot < plan_.shape.top_k; ++slot) {
+        const auto expert = static_cast<std::uint32_t>(routing_.id(local, token, slot));
+        const std::uint32_t rank = rank_of_expert(expert, plan_.shape.experts, ranks);
+        if (rank / plan_.locals != node) continue;
+        const std::uint64_t place = std::uint64_t{token} * plan_.shape.top_k + slot;
+        checks[rank % plan_.locals] += combine_hash(place * plan_.shape.experts + expert);
+      }
+    }
+    for (std::uint32_t i = 0; i < plan_.locals; ++i) checks[i] &= ~kCombineIncomplete;
+  }
+
+  const RunSetup setup_;
+  const CombinePlan plan_;
+  const JobRouting routing_;
+  std::vector<CombineLaunch> launches_;
+  std::vector<JobRouting::Table> tables_;
+  std::vector<JobRouting::Handle> handles_;
+};
+
+/// A mirror needs nodes that are alike.
+Status check_experts(const RunSetup& setup) {
+  const plan::Problem& problem = setup.problem;
+  if (!setup.mirrored || problem.experts.count % problem.ranks() == 0) return {};
+  return fail(ErrorCode::kUnsupported,
+              "{}: nodes are alike only where each rank has as many experts; {} over {} ranks are "
+              "not: simulate every node, or take a multiple",
+              plan::name_of(problem.op), problem.experts.count, problem.ranks());
+}
+
+}  // namespace
+
+Result<std::unique_ptr<OperatorRun>> make_expert_run(const RunSetup& setup,
+                                                     plan::MachineKind kind) {
+  const plan::Problem& problem = setup.problem;
+  MK_RETURN_IF_ERROR(check_experts(setup));
+  const std::uint32_t tokens = tokens_of_rank(problem);
+  if (problem.op == plan::Op::kMoe) {
+    MoeDispatchShape shape;
+    shape.tokens_max = tokens;
+    shape.hidden = problem.shape.k;
+    shape.features = problem.shape.n;
+    shape.experts = problem.experts.count;
+    shape.top_k = problem.experts.top_k;
+    const MoeDispatchWay way =
+        kind == plan::MachineKind::kGpu ? moe_dispatch_cuda_way(problem.nodes) : MoeDispatchWay{};
+    MK_ASSIGN_OR_RETURN(const MoeDispatchPlan made,
+                        MoeDispatchPlan::make(problem.nodes, problem.locals, shape, problem.dtype,
+                                              setup.candidate.tiling, way));
+    return std::make_unique<MoeRun>(setup, made);
+  }
+  CombineShape shape;
+  shape.tokens_max = tokens;
+  shape.hidden = problem.shape.n;
+  shape.features = problem.shape.k;
+  shape.experts = problem.experts.count;
+  shape.top_k = problem.experts.top_k;
+  MK_ASSIGN_OR_RETURN(const CombinePlan made,
+                      CombinePlan::make(problem.nodes, problem.locals, shape, problem.dtype,
+                                        setup.candidate.tiling));
+  return std::make_unique<CombineRun>(setup, made);
+}
+
+}  // namespace mk::sim
