@@ -89,6 +89,14 @@ with Cluster(mkerneld) as nodes:
              "`job list` says who holds up whom", NAMED_MAX_S)
     wait_for(lambda: re.search(r" 2/4 .* gemm_ar launch \d+ \(tag 7\), \w+ waits for .* of rank \d.*; for ", said_by("session", "list")),
              "`session list` says what a rank waits for", NAMED_MAX_S)
+    # Traces and metrics speak of the launch as well; ranks 2 and 3 are of that node.
+    recording = nodes.folder / "trace.json"
+    said_by("trace", "record", "--seconds", "2", "-o", recording)
+    told = [event["args"] for event in json.loads(recording.read_text())["traceEvents"] if event["ph"] == "b"]
+    # Of commands that were taken late the launch is not known any more where the recording begins.
+    known = [(one["operator"], one["m"], one["tag"]) for one in told if "operator" in one]
+    assert set(known) == {("gemm_ar", 512, 7)} and 2 * len(known) > len(told), told[:3]
+    assert re.search(r'^mkernel_operator_launches_total{job="train",uid="\d+",operator="gemm_ar",tag="7",node="1"} [1-9]', said_by("metrics"), re.M)
     for process in ranks:
         process.kill()
     wait_for(lambda: re.search(r"^ended:\n.*\ntrain +\d+ +2 +with an error ", said_by("job", "list"), re.M), "`job list` shows the job that ended")
