@@ -148,7 +148,8 @@ struct MoeKind {
   using Op = MoeDispatchGemm;
   using Shape = mk_moe_shape;
   using Arguments = mk_moe_arguments;
-  // As before launches had tags.
+  // As before there was a bias, and before launches had tags.
+  static constexpr std::size_t least_bytes(const Shape*) { return offsetof(Shape, bias); }
   static constexpr std::size_t least_bytes(const Arguments*) { return offsetof(Arguments, tag); }
   static constexpr const char* kName = "moe";
   static constexpr const char* kShapeName = "mk_moe_shape";
@@ -165,6 +166,7 @@ struct MoeKind {
     wanted.dtype = static_cast<DataType>(shape.dtype);
     wanted.b_layout = static_cast<BLayout>(shape.b_layout);
     wanted.epilogue = static_cast<MoeEpilogue>(shape.epilogue);
+    wanted.bias = shape.bias != 0;
     return wanted;
   }
   static Result<LaunchStats> launch(Op& op, const Arguments& given, LaunchMode mode) {
@@ -190,7 +192,7 @@ struct MoeKind {
 
  private:
   static Op::Input input_of(const Arguments& given) {
-    return {given.tokens, given.ids, given.weights, given.count, given.expert_weights};
+    return {given.tokens, given.ids, given.weights, given.count, given.expert_weights, given.bias};
   }
 };
 

@@ -46,7 +46,8 @@ Result<kernels::MoeDispatchShape> checked(const MoeDispatchGemm::Shape& shape) {
                                    shape.experts,
                                    shape.top_k,
                                    static_cast<std::uint32_t>(shape.rows_max),
-                                   static_cast<kernels::MoeEpilogue>(shape.epilogue)};
+                                   static_cast<kernels::MoeEpilogue>(shape.epilogue),
+                                   shape.bias};
 }
 
 Result<DeviceMoeShape> checked_all(const MoeDispatchGemm::Shape& shape) {
@@ -144,8 +145,8 @@ class __attribute__((visibility("hidden"))) MoeDispatchGemm::Impl
                 kOp, shape_.tokens_max, input.count);
   }
   static kernels::MoeDispatchInput kernel_input(const Input& input) {
-    return {input.tokens, input.ids, input.weights, static_cast<std::uint32_t>(input.count),
-            input.expert_weights};
+    return {input.tokens,         input.ids, input.weights, static_cast<std::uint32_t>(input.count),
+            input.expert_weights, input.bias};
   }
 
   kernels::MoeDispatchShape shape_;  ///< on a CPU with rows_max as chosen

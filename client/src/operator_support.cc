@@ -141,11 +141,11 @@ std::string describe_plan(const kernels::AgGemmPlan& plan) {
 std::string describe_plan(const kernels::MoeDispatchPlan& plan) {
   const kernels::MoeDispatchShape& shape = plan.shape;
   return fmt::format(
-      "tokens_max={} hidden={} features={} experts={} top_k={} rows_max={} epilogue={} dtype={} "
-      "tiles={}x{} chunk_bytes={} banks={} plan={:016x}",
+      "tokens_max={} hidden={} features={} experts={} top_k={} rows_max={} epilogue={} bias={} "
+      "dtype={} tiles={}x{} chunk_bytes={} banks={} plan={:016x}",
       shape.tokens_max, shape.hidden, shape.features, shape.experts, shape.top_k, shape.rows_max,
-      kernels::name_of(shape.epilogue), kernels::name_of(plan.dtype), plan.tile_m, plan.tile_n,
-      plan.tokens.chunk_bytes, plan.banks, plan.fingerprint());
+      kernels::name_of(shape.epilogue), shape.bias, kernels::name_of(plan.dtype), plan.tile_m,
+      plan.tile_n, plan.tokens.chunk_bytes, plan.banks, plan.fingerprint());
 }
 
 std::string describe_plan(const kernels::CombinePlan& plan) {

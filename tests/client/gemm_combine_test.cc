@@ -125,7 +125,7 @@ TEST_P(CombineWorld, BringsEveryTokenTheSumOfWhatItsExpertsMadeOfIt) {
             const auto expert = static_cast<std::uint32_t>(id);
             tools::moe_row({nodes, locals, kExperts, kTopK, kModel, kInner, type, epilogue},
                            mine.values.data() + token * kModel,
-                           up_of(expert, type, epilogue).data(), &rows[slot], &offs[slot]);
+                           up_of(expert, type, epilogue).data(), nullptr, &rows[slot], &offs[slot]);
             weights[slot] = down_of(expert, type);
             terms.push_back(
                 {rows[slot], offs[slot], weights[slot].data(), mine.weights[token * kTopK + slot]});

@@ -34,9 +34,10 @@ GroupedActivation activation_of(kernels::MoeEpilogue epilogue) {
 
 bool MoeSetup::has_kernel() const {
   const auto layout = kernels::cuda::cuda_layout(options.b_layout);
-  const auto* const kernel = dtype == kernels::DType::kBf16
-                                 ? kernels::cuda::moe_dispatch_kernel_bf16(layout, shape.epilogue)
-                                 : kernels::cuda::moe_dispatch_kernel_f16(layout, shape.epilogue);
+  const auto* const kernel =
+      dtype == kernels::DType::kBf16
+          ? kernels::cuda::moe_dispatch_kernel_bf16(layout, shape.epilogue, shape.bias)
+          : kernels::cuda::moe_dispatch_kernel_f16(layout, shape.epilogue, shape.bias);
   return kernel != nullptr;
 }
 
@@ -74,6 +75,7 @@ MoeRanks::MoeRanks(const MoeSetup& setup)
     rank.workspace = make(plan_.workspace_bytes());
     const std::size_t here = kernels::shard_of(shape.experts, world(), r).count;
     rank.expert_weights = make(here * shape.hidden * shape.weight_columns() * 2);
+    rank.bias = make(here * shape.weight_columns() * 2);
     rank.y = make(static_cast<std::size_t>(output_elements()) * 2);
     for (std::uint32_t set = 0; set < setup.sets; ++set) {
       rank.sets.push_back({make(std::size_t{shape.tokens_max} * shape.hidden * 2), make(slots * 4),
@@ -127,6 +129,8 @@ void MoeRanks::fill(const JobRouting& routing, std::uint64_t seed, std::uint32_t
     const std::int64_t here = kernels::shard_of(shape.experts, world(), r).count;
     fill_normal(rank.expert_weights->data(), type, here * shape.hidden * shape.weight_columns(),
                 seed * 64 + 32 + r, stream(r));
+    fill_normal(rank.bias->data(), type, here * shape.weight_columns(), seed * 64 + 48 + r,
+                stream(r));
     poison(rank.y->data(), output_elements(), stream(r));
     require(cudaStreamSynchronize(stream(r)), "inputs");
   }
@@ -149,6 +153,7 @@ Status MoeRanks::launch(std::uint32_t r, kernels::Mode mode, std::uint32_t set,
   input.weights = static_cast<const float*>(rank.sets[set].weights->data());
   input.count = routing_[set][r].tokens;
   input.expert_weights = rank.expert_weights->data();
+  if (plan_.shape.bias) input.bias = rank.bias->data();
   return rank.op->launch(rank.stream, input, rank.y->data(),
                          std::min(capacity, plan_.shape.rows_max), mode);
 }
@@ -231,6 +236,7 @@ std::string MoeRanks::judge(std::uint32_t r, std::uint32_t set, bool behind) {
   problem.k = static_cast<int>(shape.hidden);
   problem.a = a_here.data();
   problem.b = ranks_[r].expert_weights->data();
+  problem.bias = shape.bias ? ranks_[r].bias->data() : nullptr;
   problem.c = ranks_[r].y->data();
   problem.offsets = static_cast<const std::uint32_t*>(offsets_here.data());
   const auto stored =

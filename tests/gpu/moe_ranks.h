@@ -89,7 +89,7 @@ class MoeRanks {
   struct Rank {
     int device = 0;
     cudaStream_t stream = nullptr;
-    std::unique_ptr<DeviceMemory> workspace, expert_weights, y;
+    std::unique_ptr<DeviceMemory> workspace, expert_weights, bias, y;
     std::vector<Set> sets;
     std::unique_ptr<kernels::MoeDispatchCuda> op;
   };

@@ -156,6 +156,25 @@ TEST_P(MoeDispatchOnGpus, SmallShapes) {
   }
 }
 
+/// Of the epilogues that this build has with a bias; a launch without is refused.
+TEST_P(MoeDispatchOnGpus, AddsTheExpertsBias) {
+  int built = 0;
+  for (const MoeEpilogue epilogue :
+       {MoeEpilogue::kNone, MoeEpilogue::kGatedSilu, MoeEpilogue::kGatedSiluInterleaved}) {
+    MoeSetup with = setup({300, 136, 264, 7, 3, 0, epilogue, true});
+    with.options.b_layout = kernels::BLayout::kNK;
+    if (!with.has_kernel()) continue;
+    ++built;
+    MoeRanks ranks(with);
+    for (const Skew skew : {Skew::kUniform, Skew::kSparse}) {
+      ranks.fill(draw(ranks, skew, true), fresh_seed());
+      check(ranks, Mode::kFused);
+      if (HasFatalFailure()) return;
+    }
+  }
+  EXPECT_GT(built, 0);
+}
+
 TEST_P(MoeDispatchOnGpus, SmallChunksAndOneBank) {
   for (const GatherKind kind : {GatherKind::kBroadcast, GatherKind::kPull}) {
     for (const std::uint32_t banks : {1u, 2u}) {

@@ -271,6 +271,8 @@ typedef struct mk_moe_shape {
   uint32_t dtype;    /* MK_BF16, MK_F16 */
   uint32_t b_layout; /* MK_KN, MK_NK: of an expert's weights */
   uint32_t epilogue; /* MK_NO_EPILOGUE, MK_GATED_SILU, MK_GATED_SILU_INTERLEAVED */
+  uint32_t unused;   /* padding of older callers */
+  uint32_t bias;     /* 1: launches bring one element for each column of an expert's weights */
 } mk_moe_shape;
 
 typedef struct mk_moe_arguments {
@@ -283,6 +285,7 @@ typedef struct mk_moe_arguments {
   void* y;           /* capacity x features */
   uint64_t capacity; /* rows that y has room for */
   uint64_t tag;      /* see mk::LaunchOptions; 0: none */
+  const void* bias;  /* of this rank's experts, if the shape has one; else null */
 } mk_moe_arguments;
 
 /* Where a row of y comes from. */

@@ -29,9 +29,9 @@ struct MoeRow {
   float weight = 0;         ///< the routing weight, as that rank gave it
 };
 
-/// The operation on a product row before it is rounded. With a gated epilogue an expert's weights
-/// have 2 F columns: for each of the output's a gate and an up projection. The output is silu(x
-/// gate) * (x up), in fp32.
+/// The operation on a product row, after its bias, before it is rounded. With a gated epilogue an
+/// expert's weights have 2 F columns: for each of the output's a gate and an up projection. The
+/// output is silu(x gate) * (x up), in fp32.
 enum class MoeEpilogue : std::uint32_t {
   kNone = 0,
   kGatedSilu = 1,             ///< all gates, then all up projections
@@ -56,6 +56,7 @@ class MK_EXPORT MoeDispatchGemm {
     DataType dtype = DataType::kBf16;
     BLayout b_layout = BLayout::kKN;  ///< of an expert's weights: H x F, or F x H; gated 2 F
     MoeEpilogue epilogue = MoeEpilogue::kNone;
+    bool bias = false;  ///< launches bring one element for each column of an expert's weights
 
     bool operator==(const Shape&) const = default;
   };
@@ -79,8 +80,8 @@ class MK_EXPORT MoeDispatchGemm {
   MoeDispatchGemm& operator=(MoeDispatchGemm&&) noexcept;
   ~MoeDispatchGemm();
 
-  /// One rank's input; all dense. Executor::kCuda: in the GPU's memory, tokens and expert_weights
-  /// at multiples of 16 bytes, as y.
+  /// One rank's input; all dense. Executor::kCuda: in the GPU's memory, tokens, expert_weights and
+  /// bias at multiples of 16 bytes, as y.
   struct Input {
     const void* tokens = nullptr;          ///< count x H
     const std::int32_t* ids = nullptr;     ///< count x top_k, each 0 to E - 1, or -1: nowhere
@@ -88,6 +89,7 @@ class MK_EXPORT MoeDispatchGemm {
                                            ///< id of -1, anything
     std::uint64_t count = 0;               ///< tokens; ranks may differ, 0 is allowed
     const void* expert_weights = nullptr;  ///< this rank's experts', one after the other
+    const void* bias = nullptr;            ///< likewise, if the shape has one; else null
   };
   /// Where the output goes.
   struct Output {

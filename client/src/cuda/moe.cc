@@ -12,11 +12,10 @@ class Moe final : public CudaOperator<DeviceMoe, kernels::MoeDispatchCuda> {
   using CudaOperator::CudaOperator;
   Status launch(CudaStream stream, const kernels::MoeDispatchInput& input, void* y,
                 std::uint64_t capacity, kernels::Mode mode) override {
-    const std::pair<const char*, const void*> all[] = {{"tokens", input.tokens},
-                                                       {"ids", input.ids},
-                                                       {"weights", input.weights},
-                                                       {"expert_weights", input.expert_weights},
-                                                       {"y", y}};
+    const std::pair<const char*, const void*> all[] = {
+        {"tokens", input.tokens},   {"ids", input.ids},
+        {"weights", input.weights}, {"expert_weights", input.expert_weights},
+        {"bias", input.bias},       {"y", y}};
     for (const auto& [name, memory] : all) MK_RETURN_IF_ERROR(check_on_gpu(kOp, name, memory));
     // More room than the operator can fill is of no harm.
     const std::uint64_t room = std::min<std::uint64_t>(capacity, cuda().plan().shape.rows_max);

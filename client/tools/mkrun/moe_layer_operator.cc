@@ -87,8 +87,8 @@ class MoeLayerWork : public RankWork {
         const std::int32_t id = own_ids_[token * top_k_ + slot];
         if (id < 0) continue;
         const Expert& expert = expert_at(static_cast<std::uint64_t>(id));
-        moe_row(dispatched, values_.data() + token * hidden_, expert.gate_up.data(), &rows[slot],
-                &offs[slot]);
+        moe_row(dispatched, values_.data() + token * hidden_, expert.gate_up.data(), nullptr,
+                &rows[slot], &offs[slot]);
         terms.push_back(
             {rows[slot], offs[slot], expert.down.data(), own_weights_[token * top_k_ + slot]});
       }

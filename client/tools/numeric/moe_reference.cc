@@ -21,12 +21,13 @@ std::uint32_t steps(std::uint32_t from, std::uint32_t to, std::uint32_t circle) 
 struct Dot {
   double exact = 0;
   double size = 0;
+  double off = 0;  ///< by how much it may be off
 };
 
 }  // namespace
 
 void moe_row(const MoeJobShape& shape, const std::uint16_t* token, const std::uint16_t* weights,
-             std::vector<double>* row, std::vector<double>* off) {
+             const std::uint16_t* bias, std::vector<double>* row, std::vector<double>* off) {
   const std::uint64_t columns = shape.weight_columns();
   std::vector<Dot> dots(columns);
   for (std::uint64_t i = 0; i < shape.hidden; ++i) {
@@ -41,18 +42,26 @@ void moe_row(const MoeJobShape& shape, const std::uint16_t* token, const std::ui
   const double h = unit_roundoff(shape.type);
   const auto hidden = static_cast<double>(shape.hidden);
   const double g = hidden * u / (1 - hidden * u);
+  for (std::uint64_t c = 0; c < columns; ++c) {
+    Dot& dot = dots[c];
+    dot.off = g * dot.size;
+    if (bias == nullptr) continue;
+    // One more addition in fp32.
+    dot.exact += to_float(shape.type, bias[c]);
+    dot.off += u * (std::fabs(dot.exact) + dot.off);
+  }
   const double tiny = shape.type == DataType::kBf16 ? 0x1p-134 : 0x1p-25;
   for (std::uint64_t i = 0; i < shape.features; ++i) {
     double exact = dots[i].exact;
-    double before = g * dots[i].size;
+    double before = dots[i].off;
     if (shape.epilogue != MoeEpilogue::kNone) {
       const bool pairs = shape.epilogue == MoeEpilogue::kGatedSiluInterleaved;
       const Dot& gate = dots[pairs ? 2 * i : i];
       const Dot& up = dots[pairs ? 2 * i + 1 : shape.features + i];
       const double v = gate.exact / (1 + std::exp(-gate.exact));
-      const double off_gate = 1.1 * g * gate.size;
+      const double off_gate = 1.1 * gate.off;
       const double off_v = off_gate + 8 * u * (std::fabs(v) + off_gate);
-      const double off_up = g * up.size;
+      const double off_up = up.off;
       exact = v * up.exact;
       before = (std::fabs(v) * off_up + off_v * (std::fabs(up.exact) + off_up)) * (1 + u) +
                u * std::fabs(exact);
@@ -97,17 +106,17 @@ std::uint64_t MoeReference::offset(std::uint32_t i) const {
 }
 
 Comparison MoeReference::compare(std::uint32_t i, const std::uint16_t* weights,
-                                 const std::uint16_t* y) const {
+                                 const std::uint16_t* y, const std::uint16_t* bias) const {
   const std::uint64_t first = offset(i);
   const std::uint64_t count = offset(i + 1) - first;
   const std::uint64_t hidden = shape_.hidden;
-  if (shape_.epilogue != MoeEpilogue::kNone) {
+  if (shape_.epilogue != MoeEpilogue::kNone || bias != nullptr) {
     Comparison result;
     for (std::uint64_t row = first; row < first + count; ++row) {
       const Row& from = rows_[row];
       std::vector<double> exact, off;
-      moe_row(shape_, sources_[from.rank].values.data() + from.token * hidden, weights, &exact,
-              &off);
+      moe_row(shape_, sources_[from.rank].values.data() + from.token * hidden, weights, bias,
+              &exact, &off);
       for (std::uint64_t column = 0; column < shape_.features; ++column) {
         const std::uint64_t at = row * shape_.features + column;
         result.add(at, to_float(shape_.type, y[at]), exact[column], off[column]);

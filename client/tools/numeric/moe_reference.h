@@ -40,8 +40,9 @@ struct MoeJobShape {
 
 /// Appends the output row [F] of a token [H] and an expert's weights, and by how much each element
 /// may be off.
+/// `bias`: the expert's, or null.
 void moe_row(const MoeJobShape& shape, const std::uint16_t* token, const std::uint16_t* weights,
-             std::vector<double>* row, std::vector<double>* off);
+             const std::uint16_t* bias, std::vector<double>* row, std::vector<double>* off);
 
 /// One rank's input, dense.
 struct MoeSource {
@@ -73,7 +74,9 @@ class MoeReference {
   /// Compares the output rows of the rank's `i`-th expert with its weights ([H][F], or
   /// [H][2 F] of a gated epilogue; within +-1).
   /// `y` is the whole output, [rows().size()][F]. Indices count its elements.
-  Comparison compare(std::uint32_t i, const std::uint16_t* weights, const std::uint16_t* y) const;
+  /// `bias`: of the same columns, or null.
+  Comparison compare(std::uint32_t i, const std::uint16_t* weights, const std::uint16_t* y,
+                     const std::uint16_t* bias = nullptr) const;
 
  private:
   MoeJobShape shape_;

@@ -21,6 +21,7 @@ constexpr const char* kOp = "moe_dispatch";
 /// The caller's matrices of one launch.
 struct Matrices {
   const std::uint16_t* weights = nullptr;  ///< [experts of this rank][H * F]
+  const std::uint16_t* bias = nullptr;     ///< [experts of this rank][F], or null
   std::uint16_t* y = nullptr;
 };
 
@@ -45,6 +46,20 @@ class CpuExecutor : public CpuPacer {
     const auto* rows = reinterpret_cast<const std::uint16_t*>(packed);
     const std::uint16_t* weights = matrices_.weights + tile.expert * expert;
     const std::uint32_t width = columns.columns;
+    const std::uint16_t* const bias =
+        matrices_.bias == nullptr
+            ? nullptr
+            : matrices_.bias + std::uint64_t{tile.expert} * shape_.weight_columns();
+    if (shape_.epilogue == MoeEpilogue::kNone && bias != nullptr) {
+      float* const product =
+          gemm_.product(block_, {packed_rows, width}, rows, shape_.hidden, weights, columns.column);
+      if (product == nullptr) return false;
+      add_bias(tile.rows, width, bias + columns.column, product);
+      for (std::uint32_t i = 0; i < tile.rows; ++i) {
+        math_.narrow(product + std::size_t{i} * width, y + std::size_t{i} * shape_.features, width);
+      }
+      return true;
+    }
     if (shape_.epilogue == MoeEpilogue::kNone) {
       TileOutput output;
       output.target = y;
@@ -57,10 +72,14 @@ class CpuExecutor : public CpuPacer {
       float* const product = gemm_.product(block_, {packed_rows, 2 * width}, rows, shape_.hidden,
                                            weights, 2 * columns.column);
       if (product == nullptr) return false;
+      if (bias != nullptr) add_bias(tile.rows, 2 * width, bias + 2 * columns.column, product);
       return store_gated(tile.rows, width, product, product + 1, 2, y);
     }
     const auto product = [&](std::uint32_t column) {
-      return gemm_.product(block_, {packed_rows, width}, rows, shape_.hidden, weights, column);
+      float* const sums =
+          gemm_.product(block_, {packed_rows, width}, rows, shape_.hidden, weights, column);
+      if (sums != nullptr && bias != nullptr) add_bias(tile.rows, width, bias + column, sums);
+      return sums;
     };
     const float* const gates = product(columns.column);
     if (gates == nullptr) return false;
@@ -73,6 +92,10 @@ class CpuExecutor : public CpuPacer {
   void loads_begin() {}
 
  private:
+  void add_bias(std::uint32_t rows, std::uint32_t width, const std::uint16_t* bias,
+                float* sums) const {
+    for (std::uint32_t i = 0; i < rows; ++i) math_.add(bias, sums + std::size_t{i} * width, width);
+  }
   /// Of dense tiles whose elements are `step` apart.
   bool store_gated(std::uint32_t rows, std::uint32_t width, const float* gates, const float* ups,
                    std::uint32_t step, std::uint16_t* y) const {
@@ -171,7 +194,7 @@ class MoeDispatchCpu::Impl : private RoleBody {
     launch_.tokens = static_cast<const std::byte*>(input.tokens);
     launch_.capacity = capacity;
     matrices_ = {static_cast<const std::uint16_t*>(input.expert_weights),
-                 static_cast<std::uint16_t*>(y)};
+                 static_cast<const std::uint16_t*>(input.bias), static_cast<std::uint16_t*>(y)};
     MK_ASSIGN_OR_RETURN(
         LaunchStats stats,
         runner_.run(kMoeDispatchM, mode, plan::expected(plan_.work(world(), input.count), rates_)));
@@ -246,7 +269,7 @@ class MoeDispatchCpu::Impl : private RoleBody {
     }();
     if (missing != nullptr)
       return fail(ErrorCode::kInvalidArgument, "{}: {} is null", kOp, missing);
-    return {};
+    return plan_.check_bias(world(), input);
   }
 
   const MoeDispatchPlan plan_;

@@ -33,6 +33,7 @@ struct MoeDispatchShape {
   std::uint32_t top_k = 0;       ///< k: experts of a token, at most
   std::uint32_t rows_max = 0;    ///< output rows of one rank, at most; 0: as many as can be
   MoeEpilogue epilogue = MoeEpilogue::kNone;
+  bool bias = false;  ///< launches bring one element for each column of an expert's weights
 
   /// Of an expert's weights.
   MK_HOST_DEVICE constexpr std::uint32_t weight_columns() const {

@@ -16,13 +16,14 @@ namespace mk::kernels {
 inline constexpr std::uint32_t kMoeDispatchM = 1;
 
 /// One rank's input of one launch, as its caller has it. It is dense, in memory of the host or of
-/// the GPU. On a GPU tokens and expert_weights are at multiples of 16 bytes.
+/// the GPU. On a GPU tokens, expert_weights and bias are at multiples of 16 bytes.
 struct MoeDispatchInput {
   const void* tokens = nullptr;          ///< [count][H]
   const std::int32_t* ids = nullptr;     ///< [count][top_k]: 0 to E - 1, or -1: nowhere
   const float* weights = nullptr;        ///< [count][top_k]: handed through; numbers
   std::uint32_t count = 0;               ///< 0 to the plan's tokens_max
   const void* expert_weights = nullptr;  ///< of this rank's experts, one after the other
+  const void* bias = nullptr;            ///< likewise, if the shape has one; else null
 };
 
 /// What becomes of launches that nobody on the host waits for: those that computed nothing, because

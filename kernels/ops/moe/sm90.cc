@@ -92,14 +92,17 @@ Status MoeDispatchCuda::start(const RankContext& context, const CudaOptions& opt
 
   b_layout_ = options.b_layout;
   const auto layout = cuda::cuda_layout(b_layout_);
-  kernel_ = plan_.dtype == DType::kBf16 ? cuda::moe_dispatch_kernel_bf16(layout, shape.epilogue)
-                                        : cuda::moe_dispatch_kernel_f16(layout, shape.epilogue);
+  kernel_ = plan_.dtype == DType::kBf16
+                ? cuda::moe_dispatch_kernel_bf16(layout, shape.epilogue, shape.bias)
+                : cuda::moe_dispatch_kernel_f16(layout, shape.epilogue, shape.bias);
   if (kernel_ == nullptr) {
-    return fail(ErrorCode::kUnsupported,
-                "{}: {} with weights as {} and the epilogue {} is compiled in release builds only "
-                "(CMAKE_BUILD_TYPE=Release); use one, or bf16 and [F, H]",
-                kOp, name_of(plan_.dtype), b_layout_ == BLayout::kNK ? "[F, H]" : "[H, F]",
-                name_of(shape.epilogue));
+    return fail(
+        ErrorCode::kUnsupported,
+        "{}: {} with weights as {} and the epilogue {}{} is compiled in release builds only "
+        "(CMAKE_BUILD_TYPE=Release); use one, or bf16 and [F, H]{}",
+        kOp, name_of(plan_.dtype), b_layout_ == BLayout::kNK ? "[F, H]" : "[H, F]",
+        name_of(shape.epilogue), shape.bias ? " with a bias" : "",
+        shape.bias ? " with the epilogue gated-silu" : "");
   }
   return frame_.check(kernel_->prepare(), "the device refuses the kernel");
 }
@@ -128,6 +131,7 @@ Status MoeDispatchCuda::check_input(const MoeDispatchInput& input, const void* y
        {Address{"tokens", input.tokens, some, 16}, Address{"ids", input.ids, some, 4},
         Address{"weights", input.weights, some, 4},
         Address{"expert_weights", input.expert_weights, experts().count > 0, 16},
+        Address{"bias", input.bias, shape.bias && experts().count > 0, 16},
         Address{"y", y, capacity > 0, 16}}) {
     if (!one.needed) continue;
     if (one.address == nullptr)
@@ -138,7 +142,7 @@ Status MoeDispatchCuda::check_input(const MoeDispatchInput& input, const void* y
                   fmt::ptr(one.address), one.step);
     }
   }
-  return {};
+  return plan_.check_bias(world(), input);
 }
 
 Status MoeDispatchCuda::make_maps(const MoeDispatchInput& input, void* y, std::uint32_t capacity) {
@@ -188,6 +192,7 @@ Status MoeDispatchCuda::launch(cudaStream_t stream, const MoeDispatchInput& inpu
   launch.routing = {input.count, plan_.shape.top_k, input.ids, input.weights};
   launch.tokens = static_cast<const std::byte*>(input.tokens);
   launch.capacity = capacity;
+  arguments_.bias = input.bias;
   MK_RETURN_IF_ERROR(frame_.put_on(stream, *kernel_, arguments_));
   queued_ = {input.count, launch.mode, expected};
   return {};

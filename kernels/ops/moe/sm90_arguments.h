@@ -20,15 +20,18 @@ MK_HOST_DEVICE constexpr std::uint32_t moe_sharers(const RoleBlocks& blocks) {
 
 /// `product.a` is the packed rows, in windows of kMoeTileRows; `product.b` this rank's experts.
 struct MoeDispatchArguments : OperatorArguments<MoeDispatchLaunch> {
-  CUtensorMap a_half;         ///< the packed rows in windows of half as many rows
-  CUtensorMap y;              ///< the caller's output, in windows of 64 rows
-  std::uint32_t columns = 0;  ///< of tiles
-  int halves = 1;             ///< of a tile's columns that lie in as many places of the weights
+  CUtensorMap a_half;          ///< the packed rows in windows of half as many rows
+  CUtensorMap y;               ///< the caller's output, in windows of 64 rows
+  std::uint32_t columns = 0;   ///< of tiles
+  int halves = 1;              ///< of a tile's columns that lie in as many places of the weights
+  const void* bias = nullptr;  ///< of this rank's experts, or null
 };
 using MoeDispatchKernel = OperatorKernel<MoeDispatchArguments>;
 
 /// Null: this build has none.
-const MoeDispatchKernel* moe_dispatch_kernel_bf16(BLayout b_layout, MoeEpilogue epilogue);
-const MoeDispatchKernel* moe_dispatch_kernel_f16(BLayout b_layout, MoeEpilogue epilogue);
+/// `bias`: the shape has one.
+const MoeDispatchKernel* moe_dispatch_kernel_bf16(BLayout b_layout, MoeEpilogue epilogue,
+                                                  bool bias);
+const MoeDispatchKernel* moe_dispatch_kernel_f16(BLayout b_layout, MoeEpilogue epilogue, bool bias);
 
 }  // namespace mk::kernels::cuda

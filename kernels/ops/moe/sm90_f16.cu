@@ -2,8 +2,9 @@
 
 namespace mk::kernels::cuda {
 
-const MoeDispatchKernel* moe_dispatch_kernel_f16(BLayout b_layout, MoeEpilogue epilogue) {
-  return moe_dispatch_kernel<__half>(b_layout, epilogue);
+const MoeDispatchKernel* moe_dispatch_kernel_f16(BLayout b_layout, MoeEpilogue epilogue,
+                                                 bool bias) {
+  return moe_dispatch_kernel<__half>(b_layout, epilogue, bias);
 }
 
 }  // namespace mk::kernels::cuda

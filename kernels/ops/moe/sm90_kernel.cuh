@@ -66,7 +66,7 @@ struct MoeDispatchOp {
         {{arguments.halves, arguments.a_half}, waits_done<MoeDispatchOp>(arguments)},
         {arguments.y});
     if constexpr (!std::is_same_v<Epilogue, RoundedSums>) {
-      params.gemm.epilogue = {nullptr, nullptr,
+      params.gemm.epilogue = {arguments.bias, nullptr,
                               static_cast<int>(launch.plan.shape.weight_columns())};
     }
     return params;
@@ -76,19 +76,26 @@ struct MoeDispatchOp {
 /// A build of few kernels leaves out most of those that differ in their epilogue alone: each takes
 /// as long to compile as any.
 template <class Element, BLayout kB>
-const MoeDispatchKernel* moe_dispatch_kernel_of(MoeEpilogue epilogue) {
+const MoeDispatchKernel* moe_dispatch_kernel_of(MoeEpilogue epilogue, bool bias) {
   using Config = GemmConfig<Element, kB, kMoeTileRows, kMoeTileColumns, 4, 1>;
-  if (epilogue == MoeEpilogue::kNone) return &kOperatorKernel<MoeDispatchOp<Config, RoundedSums>>;
+  if (epilogue == MoeEpilogue::kNone && !bias)
+    return &kOperatorKernel<MoeDispatchOp<Config, RoundedSums>>;
 #if defined(MK_MOE_FEW_KERNELS)
   constexpr bool kHalves = kB == BLayout::kNK && std::is_same_v<Element, __nv_bfloat16>;
   constexpr bool kPairs = false;
+  constexpr bool kPlain = false;  // with a bias
 #else
   constexpr bool kHalves = true;
   constexpr bool kPairs = true;
+  constexpr bool kPlain = true;
 #endif
   if constexpr (kHalves) {
     using Halves = GroupedEpilogue<Config, GroupedActivation::kGatedSiluHalves>;
     if (epilogue == MoeEpilogue::kGatedSilu) return &kOperatorKernel<MoeDispatchOp<Config, Halves>>;
+  }
+  if constexpr (kPlain) {
+    using Plain = GroupedEpilogue<Config, GroupedActivation::kNone>;
+    if (epilogue == MoeEpilogue::kNone) return &kOperatorKernel<MoeDispatchOp<Config, Plain>>;
   }
   if constexpr (kPairs) {
     using Pairs = GroupedEpilogue<Config, GroupedActivation::kGatedSiluPairs>;
@@ -99,14 +106,15 @@ const MoeDispatchKernel* moe_dispatch_kernel_of(MoeEpilogue epilogue) {
 }
 
 template <class Element>
-const MoeDispatchKernel* moe_dispatch_kernel(BLayout b_layout, MoeEpilogue epilogue) {
-  if (b_layout == BLayout::kNK) return moe_dispatch_kernel_of<Element, BLayout::kNK>(epilogue);
+const MoeDispatchKernel* moe_dispatch_kernel(BLayout b_layout, MoeEpilogue epilogue, bool bias) {
+  if (b_layout == BLayout::kNK)
+    return moe_dispatch_kernel_of<Element, BLayout::kNK>(epilogue, bias);
   if constexpr (std::is_same_v<Element, __nv_bfloat16>)
-    return moe_dispatch_kernel_of<Element, BLayout::kKN>(epilogue);
+    return moe_dispatch_kernel_of<Element, BLayout::kKN>(epilogue, bias);
 #if defined(MK_MOE_FEW_KERNELS)
   return nullptr;
 #else
-  return moe_dispatch_kernel_of<Element, BLayout::kKN>(epilogue);
+  return moe_dispatch_kernel_of<Element, BLayout::kKN>(epilogue, bias);
 #endif
 }
 

@@ -106,6 +106,17 @@ Error MoeDispatchPlan::refusal(const World& world, std::uint32_t epoch, std::uin
                       launch, slot, fault.id, shape.experts - 1)};
 }
 
+Status MoeDispatchPlan::check_bias(const World& world, const MoeDispatchInput& input) const {
+  if (shape.bias && input.bias == nullptr && experts_of(shape.experts, world).count > 0)
+    return fail(ErrorCode::kInvalidArgument, "{}: bias is null; the operator was made for one",
+                kOp);
+  if (!shape.bias && input.bias != nullptr) {
+    return fail(ErrorCode::kInvalidArgument,
+                "{}: there is a bias; the operator was made without (its shape says so)", kOp);
+  }
+  return {};
+}
+
 MoeDispatchWay moe_dispatch_cuda_way(std::uint32_t nodes) {
   // Over nodes tokens come for long: a guess.
   constexpr std::uint32_t kStepsOverNodes = 2;
@@ -175,13 +186,13 @@ Result<MoeDispatchPlan> MoeDispatchPlan::make(std::uint32_t nodes, std::uint32_t
   lay_out(plan, workspace);
   MK_RETURN_IF_ERROR(check_workspace(kOp, plan.layout.bytes));
 
-  constexpr std::uint64_t kRules = 2;
+  constexpr std::uint64_t kRules = 3;
   plan.flags = routing.flag_count() + tokens.flag_count();
-  plan.print =
-      fingerprint_of({kRules, routing.fingerprint(), tokens.fingerprint(), shape.experts,
-                      shape.top_k, shape.features, plan.shape.rows_max,
-                      static_cast<std::uint64_t>(dtype), static_cast<std::uint64_t>(shape.epilogue),
-                      plan.tile_m, plan.tile_n, plan.steps, plan.layout.bytes});
+  plan.print = fingerprint_of({kRules, routing.fingerprint(), tokens.fingerprint(), shape.experts,
+                               shape.top_k, shape.features, plan.shape.rows_max,
+                               static_cast<std::uint64_t>(dtype),
+                               static_cast<std::uint64_t>(shape.epilogue), shape.bias ? 1u : 0u,
+                               plan.tile_m, plan.tile_n, plan.steps, plan.layout.bytes});
   return plan;
 }
 

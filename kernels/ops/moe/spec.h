@@ -10,6 +10,7 @@
 #include "kernels/comm/world.h"
 #include "kernels/gather/plan.h"
 #include "kernels/ops/moe/geometry.h"
+#include "kernels/ops/moe/launch.h"
 #include "kernels/ops/moe/routing_plan.h"
 #include "shm/host/result.h"
 
@@ -49,6 +50,9 @@ struct MoeDispatchPlan : MoeDispatchGeometry {
   /// Of the rank in a launch with `tokens` tokens, as far as it can know before it has the others'
   /// routing: as if all ranks had as many, and all experts as many rows.
   LaunchWork work(const World& world, std::uint32_t tokens) const;
+  /// kInvalidArgument when a launch of the rank brings no bias where the shape has one, or the
+  /// other way round.
+  Status check_bias(const World& world, const MoeDispatchInput& input) const;
   /// Why a launch of the rank computed nothing, with room for `capacity` rows: kInvalidArgument or
   /// kLimitExceeded.
   Error refusal(const World& world, std::uint32_t epoch, std::uint32_t capacity,

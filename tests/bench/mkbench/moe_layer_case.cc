@@ -111,7 +111,7 @@ class MoeLayerRank : public RankCase {
         if (dispatch_) {
           if (gate_ups[expert].empty()) gate_ups[expert] = gate_up_of(expert);
           tools::moe_row(shape(), own.values.data() + token * options_.hidden,
-                         gate_ups[expert].data(), &rows[slot], &offs[slot]);
+                         gate_ups[expert].data(), nullptr, &rows[slot], &offs[slot]);
         } else {
           for (const std::uint16_t value : y_row(rank_, token, slot))
             rows[slot].push_back(tools::to_float(type, value));

@@ -213,6 +213,51 @@ TEST(MoeDispatchCpu, GatedSiluGivesTheProductOfBothHalves) {
   }
 }
 
+TEST(MoeDispatchCpu, EveryEpilogueAddsTheExpertsBias) {
+  std::uint32_t turn = 0;
+  for (const MoeEpilogue epilogue :
+       {MoeEpilogue::kNone, MoeEpilogue::kGatedSilu, MoeEpilogue::kGatedSiluInterleaved}) {
+    for (const BLayout layout : {BLayout::kKN, BLayout::kNK}) {
+      for (const std::uint32_t tile_n : {16u, 0u}) {
+        MoeJobOptions options = two_by_two();
+        options.dtype = turn++ % 2 == 0 ? DType::kBf16 : DType::kF16;
+        options.shape.epilogue = epilogue;
+        options.shape.bias = true;
+        options.tiling.tile_n = tile_n;
+        options.cpu.b_layout = layout;
+        options.cpu.blocks.compute = 2;
+        MoeJob job(options);
+        NetworkThread network(job.cluster(), turn);
+        const auto launches = random_launches(3, turn);
+        const auto results = job.run(launches);
+        for (std::size_t i = 0; i < launches.size(); ++i)
+          ASSERT_EQ(job.check(launches[i], results[i]), "") << name_of(epilogue) << " " << i;
+        EXPECT_GT(job.worst(), 0.01);
+      }
+    }
+  }
+}
+
+TEST(MoeDispatchCpu, ALaunchBringsABiasIfTheShapeHasOneAndOnlyThen) {
+  for (const bool bias : {false, true}) {
+    MoeJobOptions options;
+    options.shape = {10, 24, 40, 4, 3, 0};
+    options.shape.bias = bias;
+    MoeJob job(options);
+    const std::vector<std::uint16_t> any(std::size_t{24} * 40 * 4);
+    std::vector<std::uint16_t> y(std::size_t{30} * 40);
+    MoeDispatchInput input;
+    input.expert_weights = any.data();
+    input.bias = bias ? nullptr : any.data();
+    const auto launched = job.op(0).launch(input, y.data(), 30);
+    ASSERT_FALSE(launched);
+    EXPECT_EQ(launched.error().code, ErrorCode::kInvalidArgument);
+    EXPECT_NE(launched.error().message.find("bias"), std::string::npos);
+    const std::vector<MoeLaunch> launches = random_launches(1, 3);
+    ASSERT_EQ(job.check(launches[0], job.run(launches)[0]), "");
+  }
+}
+
 TEST(MoeDispatchCpu, ManyLaunchesBackToBackReadNoStaleFlag) {
   MoeJob job(two_by_two());
   NetworkThread network(job.cluster(), 6);

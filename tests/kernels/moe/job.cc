@@ -31,6 +31,12 @@ MoeJob::MoeJob(const MoeJobOptions& options) : options_(options) {
     if (!op) throw std::runtime_error(op.error().message);
     ops_.push_back(std::move(*op));
     weights_.push_back(weights_at(rank));
+    const ShardRange experts = shard_of(options.shape.experts, size(), rank);
+    std::vector<std::uint16_t>& biases = biases_.emplace_back();
+    for (std::uint32_t expert = experts.first; expert < experts.first + experts.count; ++expert) {
+      const std::vector<std::uint16_t> one = bias_of(expert);
+      biases.insert(biases.end(), one.begin(), one.end());
+    }
   }
 }
 
@@ -58,6 +64,15 @@ std::vector<std::uint16_t> MoeJob::weights_at(std::uint32_t rank) const {
     }
   }
   return all;
+}
+
+std::vector<std::uint16_t> MoeJob::bias_of(std::uint32_t expert) const {
+  const std::uint32_t columns = options_.shape.weight_columns();
+  std::vector<std::uint16_t> values(options_.shape.bias ? columns : 0);
+  if (options_.shape.bias)
+    tools::RandomMatrix{options_.seed, 1u << 21 | expert, columns, type()}.rows(0, 1,
+                                                                                values.data());
+  return values;
 }
 
 std::vector<tools::MoeSource> MoeJob::sources(const MoeLaunch& launch) const {
@@ -105,7 +120,8 @@ MoeRankResult MoeJob::launch(std::uint32_t rank, const MoeLaunch& launch, std::u
   result.y.assign(std::size_t{capacity} * options_.shape.features, kPoison);
   MoeDispatchCpu& op = *ops_[rank];
   result.stats = op.launch({input.values.data(), input.ids.data(), input.weights.data(),
-                            static_cast<std::uint32_t>(input.tokens), weights_[rank].data()},
+                            static_cast<std::uint32_t>(input.tokens), weights_[rank].data(),
+                            options_.shape.bias ? biases_[rank].data() : nullptr},
                            result.y.data(), capacity, launch.mode);
   result.rows.assign(op.rows().begin(), op.rows().end());
   result.offsets.assign(op.expert_offsets().begin(), op.expert_offsets().end());
@@ -154,8 +170,10 @@ std::string MoeJob::check_rank(std::uint32_t rank, const tools::MoeReference& ex
   }
   const std::uint32_t features = options_.shape.features;
   for (std::uint32_t i = 0; i < expected.expert_count(); ++i) {
-    const auto comparison =
-        expected.compare(i, weights_of(expected.first_expert() + i).data(), result.y.data());
+    const std::uint32_t expert = expected.first_expert() + i;
+    const std::vector<std::uint16_t> bias = bias_of(expert);
+    const auto comparison = expected.compare(i, weights_of(expert).data(), result.y.data(),
+                                             bias.empty() ? nullptr : bias.data());
     if (comparison.wrong != 0) {
       return fmt::format("{} elements wrong, first [{}][{}] of expert {}; worst error {} x bound",
                          comparison.wrong, comparison.first_wrong / features,

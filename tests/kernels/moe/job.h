@@ -86,6 +86,8 @@ class MoeJob {
   std::vector<std::uint16_t> weights_of(std::uint32_t expert) const;
   /// This rank's experts in the operator's layout.
   std::vector<std::uint16_t> weights_at(std::uint32_t rank) const;
+  /// If the shape has one.
+  std::vector<std::uint16_t> bias_of(std::uint32_t expert) const;
   DataType type() const {
     return options_.dtype == DType::kBf16 ? DataType::kBf16 : DataType::kF16;
   }
@@ -95,6 +97,7 @@ class MoeJob {
   std::unique_ptr<Cluster> cluster_;
   std::vector<std::unique_ptr<MoeDispatchCpu>> ops_;
   std::vector<std::vector<std::uint16_t>> weights_;  ///< by rank, as the operator takes them
+  std::vector<std::vector<std::uint16_t>> biases_;   ///< likewise
   double worst_ = 0;
 };
 
