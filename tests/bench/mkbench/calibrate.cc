@@ -19,13 +19,6 @@ namespace {
 namespace plan = kernels::plan;
 using Clock = std::chrono::steady_clock;
 
-std::uint32_t cores_here() {
-  cpu_set_t set;
-  if (::sched_getaffinity(0, sizeof(set), &set) == 0)
-    return static_cast<std::uint32_t>(std::max(1, CPU_COUNT(&set)));
-  return std::max(1u, std::thread::hardware_concurrency());
-}
-
 /// One thread's, of tiles as operators have them.
 Result<double> product_gflops(kernels::GemmPath path) {
   constexpr kernels::CpuGemm::TileShape kTile{128, 256};
@@ -61,6 +54,13 @@ Result<double> product_gflops(kernels::GemmPath path) {
 }
 
 }  // namespace
+
+std::uint32_t cores_here() {
+  cpu_set_t set;
+  if (::sched_getaffinity(0, sizeof(set), &set) == 0)
+    return static_cast<std::uint32_t>(std::max(1, CPU_COUNT(&set)));
+  return std::max(1u, std::thread::hardware_concurrency());
+}
 
 Result<CpuMeasured> measure_cpu() {
   CpuMeasured measured;

@@ -19,6 +19,29 @@ struct CpuMeasured {
 Result<CpuMeasured> measure_cpu();
 kernels::plan::Machine calibrated(const kernels::plan::Machine& like, const CpuMeasured& measured);
 
+/// Launches of two nodes on this machine that send `bytes` by so many commands; the quickest.
+struct CommandRun {
+  double fused_us = 0, unfused_us = 0;
+  double compute_us = 0;  ///< of the unfused form
+  double bytes = 0;       ///< that a rank sends
+  double commands = 0;
+};
+/// Of CPUs, through daemons. 0: not measured, or lost in the noise; the number stays.
+struct CommandsMeasured {
+  double command_us = 0;    ///< a command's, besides its bytes
+  double step_us = 0;       ///< a flag's: who waits for a chunk is woken
+  double network_gb_s = 0;  ///< of the daemons' links, with the copies at their ends
+  bool in_turns = false;    ///< ranks and daemons had fewer cores than threads
+};
+/// From the same bytes in few and in many commands. `cores`: of this process.
+CommandsMeasured commands_of(const CommandRun& few, const CommandRun& many, std::uint32_t cores);
+/// Starts daemons and ranks; takes some seconds.
+Result<CommandsMeasured> measure_commands(const std::function<void(const std::string&)>& progress);
+kernels::plan::Machine calibrated(const kernels::plan::Machine& like,
+                                  const CommandsMeasured& measured);
+/// Cores that this process may use.
+std::uint32_t cores_here();
+
 struct GpuMeasured {
   std::string name;
   std::uint32_t sms = 0;

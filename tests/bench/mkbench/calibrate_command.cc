@@ -21,12 +21,18 @@ class CalibrateCommand : public Command {
         ->check(CLI::IsMember({"cpu", "cuda"}))
         ->capture_default_str();
     command_.add_option("--out", out_, "the file; without, it is printed");
+    command_.add_flag("--daemons", daemons_,
+                      "cpu: measure commands, steps and links, too, through daemons started here");
     command_.add_option("--network-gb-s", network_gb_s_,
                         "a rail's rate, until the daemon has measured it (1 GB/s: 8 Gb/s)");
   }
 
   bool chosen() const override { return command_.parsed(); }
-  void check() const override {}
+  void check() const override {
+    if (daemons_ && executor_ != "cpu")
+      throw CLI::ValidationError("--daemons",
+                                 "they measure what CPUs see of commands; leave it out with a GPU");
+  }
 
   int run() override {
     auto machine = measured();
@@ -56,13 +62,18 @@ class CalibrateCommand : public Command {
     }
     MK_ASSIGN_OR_RETURN(const CpuMeasured cpu, measure_cpu());
     MK_ASSIGN_OR_RETURN(const plan::Machine like, plan::shipped_machine("CPU"));
-    return calibrated(like, cpu);
+    if (!daemons_) return calibrated(like, cpu);
+    const auto commands = measure_commands(show_progress);
+    show_progress("");
+    if (!commands) return propagate(commands);
+    return calibrated(calibrated(like, cpu), *commands);
   }
 
   CLI::App& command_;
   std::string executor_ = "cpu";
   std::string out_;
   double network_gb_s_ = 0;
+  bool daemons_ = false;
 };
 
 }  // namespace

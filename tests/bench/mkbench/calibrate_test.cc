@@ -81,5 +81,39 @@ TEST(Calibrate, WhatWasNotMeasuredStays) {
   EXPECT_EQ(slow.cpu_memory_gb_s, cpu.cpu_memory_gb_s);
 }
 
+// 4 MB at 1 GB/s, 20 µs a command and 70 a step, beside 100 µs of computation.
+TEST(Calibrate, CommandsAreFoundFromFewAndManyOfThem) {
+  const auto run = [](double commands) {
+    CommandRun made;
+    made.bytes = 4e6;
+    made.commands = commands;
+    made.compute_us = 100;
+    const double network = 4000 + 20 * commands;
+    made.unfused_us = 100 + network;
+    made.fused_us = network + 100 / commands + 70 * commands;
+    return made;
+  };
+  const CommandsMeasured measured = commands_of(run(5), run(129), 64);
+  EXPECT_NEAR(measured.command_us, 20, 1e-9);
+  EXPECT_NEAR(measured.step_us, 70, 0.5);
+  EXPECT_NEAR(measured.network_gb_s, 1, 1e-9);
+  const plan::Machine like = plan::shipped_machine("CPU").value();
+  plan::Machine machine = calibrated(like, measured);
+  EXPECT_EQ(machine.cpu_command_us, measured.command_us);
+  EXPECT_EQ(machine.cpu_step_us, measured.step_us);
+  EXPECT_EQ(machine.network_gb_s, measured.network_gb_s);
+  EXPECT_EQ(machine.cpu_step_in_turns_us, like.cpu_step_in_turns_us);
+  // Few cores: they take turns.
+  machine = calibrated(like, commands_of(run(5), run(129), 2));
+  EXPECT_EQ(machine.cpu_step_in_turns_us, measured.step_us);
+  EXPECT_EQ(machine.cpu_network_in_turns_gb_s, measured.network_gb_s);
+  EXPECT_EQ(machine.cpu_step_us, like.cpu_step_us);
+  // Lost in the noise: the file's numbers stay.
+  CommandRun quick = run(129);
+  quick.fused_us = quick.unfused_us = 1;
+  EXPECT_EQ(calibrated(like, commands_of(run(5), quick, 64)).cpu_command_us, like.cpu_command_us);
+  EXPECT_EQ(calibrated(like, commands_of(run(5), run(5), 64)), like);
+}
+
 }  // namespace
 }  // namespace mk::bench
