@@ -121,6 +121,19 @@ Result<LaunchWork> work_by_plan(const Problem& problem, MachineKind kind,
                    });
 }
 
+Result<OperatorMemory> memory_by_plan(const Problem& problem, MachineKind kind,
+                                      const Candidate& candidate) {
+  return with_plan(problem, kind, candidate,
+                   [](const auto& plan, const auto&) -> Result<OperatorMemory> {
+                     if (!plan) return propagate(plan);
+                     if constexpr (requires { plan->workspace_bytes(); }) {
+                       return OperatorMemory{plan->workspace_bytes(), plan->flag_count()};
+                     } else {
+                       return OperatorMemory{plan->workspace_bytes, plan->flag_count()};
+                     }
+                   });
+}
+
 double expert_bytes(const Problem& problem) {
   if (problem.op != Op::kMoe && problem.op != Op::kCombine) return 0;
   const double here = div_up(problem.experts.count, problem.ranks());

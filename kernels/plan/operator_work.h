@@ -3,6 +3,8 @@
 /// Host only.
 #pragma once
 
+#include <cstdint>
+
 #include "kernels/comm/launch_work.h"
 #include "kernels/plan/candidate.h"
 #include "kernels/plan/machine.h"
@@ -15,6 +17,15 @@ Status check_plan(const Problem& problem, MachineKind kind, const Tiling& tiling
 /// The plan's account of what the first rank does in a launch of the problem's m.
 Result<LaunchWork> work_by_plan(const Problem& problem, MachineKind kind,
                                 const Candidate& candidate);
+
+/// What an operator takes on a rank for its lifetime.
+struct OperatorMemory {
+  std::uint64_t workspace_bytes = 0;
+  std::uint32_t arrival_flags = 0;
+};
+/// By the plan of the candidate. Errors: those of the plan.
+Result<OperatorMemory> memory_by_plan(const Problem& problem, MachineKind kind,
+                                      const Candidate& candidate);
 
 /// Tokens of MoE Dispatch and GEMM+Combine.
 std::uint32_t tokens_of_rank(const Problem& problem);

@@ -69,6 +69,7 @@ Commands::Commands(CLI::App& app, const std::string& line) {
   for (const std::string& name : case_names())
     commands_.push_back(make_scaling_command(scaling, name, line));
   commands_.push_back(make_explain_command(app));
+  commands_.push_back(make_plan_command(app, line));
   commands_.push_back(make_tune_command(app));
   commands_.push_back(make_calibrate_command(app));
 }

@@ -1,6 +1,6 @@
 /// \file
 /// mkbench's commands: `mkbench OPERATOR`, one per case; `mkbench all`; `mkbench scaling OPERATOR`;
-/// `mkbench explain OPERATOR`; `mkbench tune OPERATOR`; `mkbench calibrate`.
+/// `mkbench explain OPERATOR`; `mkbench plan`; `mkbench tune OPERATOR`; `mkbench calibrate`.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -30,6 +30,9 @@ std::unique_ptr<Command> make_scaling_command(CLI::App& app, const std::string& 
 
 /// `mkbench explain OPERATOR`: the planner's choice and what else would cost (kernels/plan).
 std::unique_ptr<Command> make_explain_command(CLI::App& app);
+
+/// `mkbench plan`: what a launch on a larger cluster takes and needs.
+std::unique_ptr<Command> make_plan_command(CLI::App& app, const std::string& line);
 
 /// `mkbench tune OPERATOR SHAPE...`: measures around the planner's choice, and writes tuned.json.
 std::unique_ptr<Command> make_tune_command(CLI::App& app);

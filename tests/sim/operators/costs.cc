@@ -50,6 +50,13 @@ Costs product_costs(const plan::Problem& problem, const plan::Machine& machine,
           plan::saturated_gb_s(machine, receive, machine.pass_on_gb_s, machine.rows_link_gb_s));
     }
     costs.own_slot_gb_s = machine.hbm_gb_s / 2;
+    // Warpgroups' stores stand in the way of the product.
+    if (peers > 0 && !candidate.engines) {
+      const plan::Timeline time = plan::predict(problem, machine, candidate);
+      const double beside = machine.copy_beside_share * std::min(costs.compute_us, time.local);
+      costs.compute_us += beside;
+      costs.gather_compute_us += beside;
+    }
     return costs;
   }
   const bool scatter = problem.op == plan::Op::kGemmRs;

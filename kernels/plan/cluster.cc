@@ -1,0 +1,146 @@
+#include "kernels/plan/cluster.h"
+
+#include <algorithm>
+
+#include "kernels/plan/bound.h"
+#include "kernels/plan/model.h"
+#include "kernels/plan/operator_work.h"
+#include "shm/limits.h"
+
+namespace mk::kernels::plan {
+namespace {
+
+/// GPU kernels have so many rail peers at hand (kernels/cuda/host/operator_frame.cc).
+constexpr std::uint32_t kGpuNodesMax = shm::kLocalRanksMax;
+
+bool has_ring(Op op) { return op == Op::kAgGemm || op == Op::kRing || op == Op::kMoe; }
+
+/// What a rail takes for so many bytes in commands of `chunk_bytes`.
+double rail_us(const Machine& machine, double bytes, double chunk_bytes) {
+  const double commands = std::max(1.0, bytes / std::max(1.0, chunk_bytes));
+  return bytes / (machine.network_gb_s * 1e3) + commands * machine.network_command_us;
+}
+
+/// The network's time that a ring takes longer than its bytes do.
+double ring_us(const Problem& problem, const Machine& machine, const LaunchWork& work) {
+  const double links = problem.nodes - 1.0;
+  // A routing table: ids and weights of a rank's tokens.
+  const double table_bytes =
+      problem.op == Op::kMoe ? 8.0 * problem.experts.top_k * tokens_of_rank(problem) : 0;
+  const double shard_bytes = std::max(0.0, work.network_bytes / links - table_bytes);
+  const double chunks = std::max(1.0, work.commands / links - (table_bytes > 0 ? 3.0 : 1.0));
+  const double chunk_bytes = shard_bytes / chunks;
+  // A shard's header goes with its first chunk.
+  const double piece = rail_us(machine, chunk_bytes, chunk_bytes) + machine.network_command_us +
+                       machine.network_latency_us;
+  const double shard = rail_us(machine, shard_bytes, chunk_bytes) + machine.network_command_us;
+  double us = (links - 1) * std::max(0.0, piece - shard);
+  if (table_bytes > 0)
+    us += links * (rail_us(machine, table_bytes, table_bytes) + machine.network_command_us +
+                   machine.network_latency_us);
+  return us;
+}
+
+/// What the end of an exchange takes longer than with one other node.
+double exchange_us(const Problem& problem, const Machine& machine, const Candidate& candidate,
+                   const Timeline& time) {
+  const double chunk = rail_us(machine, candidate.tiling.chunk_bytes, candidate.tiling.chunk_bytes);
+  // Of GEMM+ReduceScatter each node gets chunks of its own.
+  const double last = problem.op == Op::kGemmAr ? (problem.nodes - 2.0) * chunk : 0;
+  const double product = std::max(time.compute, time.local) + time.wait;
+  const double rail = time.network + machine.network_fill_tiles * time.tile;
+  return std::max(rail, product + last) - std::max(rail, product);
+}
+
+Limit limit_of(const Timeline& time, double ring) {
+  if (time.network >= std::max(time.compute, time.local + time.passed))
+    return ring > time.network / 2 ? Limit::kLatency : Limit::kNetwork;
+  return time.compute >= time.local + time.passed ? Limit::kCompute : Limit::kLocal;
+}
+
+std::string advice_for(const Problem& problem, Limit limit, const Timeline& time) {
+  const double others = std::max(time.compute, time.local + time.passed);
+  switch (limit) {
+    case Limit::kCompute:
+      return "the products take longest: more ranks, or a faster GPU";
+    case Limit::kLocal:
+      return "copies and sums within a node take longest: fewer ranks on a node, or larger k";
+    case Limit::kNetwork:
+      if (problem.op == Op::kGemmAr && problem.nodes > 2)
+        return fmt::format(
+            "the network takes {:.1f} times as long as all else: each node sends its sums to {} "
+            "others; fewer nodes, or GEMM+ReduceScatter and AllGather+GEMM instead",
+            time.network / std::max(others, 1e-9), problem.nodes - 1);
+      return fmt::format(
+          "the network takes {:.1f} times as long as all else: faster NICs, or more rows on a node",
+          time.network / std::max(others, 1e-9));
+    case Limit::kLatency:
+      break;
+  }
+  return "the ring's hops take longer than their bytes: fewer nodes in a group, or more rows";
+}
+
+void find_obstacles(const Problem& problem, const Machine& machine, ClusterPlan& plan) {
+  const auto add = [&](std::string text) { plan.obstacles.push_back(std::move(text)); };
+  if (problem.nodes > shm::kNodesMax)
+    add(fmt::format("a job has at most {} nodes", shm::kNodesMax));
+  if (problem.ranks() > shm::kWorldMax)
+    add(fmt::format("a job has at most {} ranks", shm::kWorldMax));
+  if (machine.kind == MachineKind::kGpu && problem.nodes > kGpuNodesMax)
+    add(fmt::format("GPU kernels take at most {} nodes", kGpuNodesMax));
+  if (plan.arrival_flags > shm::kFlagsMax)
+    add(fmt::format("{} arrival flags, but a session has at most {}", plan.arrival_flags,
+                    shm::kFlagsMax));
+}
+
+}  // namespace
+
+Timeline predict_on_cluster(const Problem& problem, const Machine& machine,
+                            const Candidate& candidate) {
+  Timeline time = predict(problem, machine, candidate);
+  if (machine.kind != MachineKind::kGpu || problem.nodes < 2 || candidate.form == Mode::kUnfused)
+    return time;
+  if (problem.op == Op::kGemmAr || problem.op == Op::kGemmRs) {
+    time.total += exchange_us(problem, machine, candidate, time);
+    return time;
+  }
+  const auto work = work_by_plan(problem, machine.kind, candidate);
+  if (!work || !has_ring(problem.op)) return time;
+  time.network += ring_us(problem, machine, *work);
+  time.total = std::max(time.total, time.launch + time.network + time.last);
+  return time;
+}
+
+Result<ClusterPlan> plan_cluster(const Problem& problem, const Machine& machine) {
+  Problem fused = problem;
+  fused.named.form = Mode::kFused;
+  ClusterPlan plan;
+  MK_ASSIGN_OR_RETURN(plan.choice, choose(fused, machine));
+  const Candidate& candidate = plan.choice.candidate;
+  MK_ASSIGN_OR_RETURN(const LaunchWork work, work_by_plan(fused, machine.kind, candidate));
+  MK_ASSIGN_OR_RETURN(const OperatorMemory memory, memory_by_plan(fused, machine.kind, candidate));
+  plan.time = predict_on_cluster(fused, machine, candidate);
+  const Timeline& time = plan.time;
+  MK_ASSIGN_OR_RETURN(const Bound bound, bound_of(fused, machine));
+  plan.bound_us = bound.longest_us();
+  plan.limit = limit_of(time, time.network - plan.choice.time.network);
+  plan.advice = advice_for(fused, plan.limit, time);
+  const std::uint64_t links = problem.nodes - 1;
+  plan.network_bytes = static_cast<std::uint64_t>(work.network_bytes);
+  plan.bytes_per_link =
+      has_ring(problem.op) || links == 0 ? plan.network_bytes : plan.network_bytes / links;
+  plan.commands = work.commands;
+  // A link goes one way, and an endpoint has one datagram queue (tests/bench/verbs_footprint.cc).
+  // Jobs with GPU memory have a second endpoint, and a queue pair that flushes.
+  const std::uint64_t of_endpoint = 2 * links + 1;
+  const std::uint64_t of_rail =
+      machine.kind == MachineKind::kGpu ? 2 * of_endpoint + 1 : of_endpoint;
+  plan.queue_pairs = links == 0 ? 0 : problem.locals * of_rail;
+  plan.workspace_bytes = memory.workspace_bytes;
+  plan.registered_bytes = links == 0 ? 0 : problem.locals * memory.workspace_bytes;
+  plan.arrival_flags = memory.arrival_flags;
+  find_obstacles(fused, machine, plan);
+  return plan;
+}
+
+}  // namespace mk::kernels::plan

@@ -1,0 +1,38 @@
+#!/usr/bin/env bash
+# mkbench plan MKBENCH: a launch on clusters that are not here: time, what a node needs, what limits, and what is in the way.
+set -eu
+mkbench=$1
+folder=$(mktemp -d)
+trap 'rm -rf "$folder"' EXIT
+fail() {
+  echo "$1"
+  exit 1
+}
+plan() { "$mkbench" plan --locals 8 --gpu h200 "$@"; }
+for op in "ag-gemm --shape 65536x2048x7168" "gemm-rs --shape 65536x8192x2048" "gemm-ar --shape 8192x8192x7168" \
+  "ring --shape 1048576x32x128" "moe --shape 65536x2048x7168 --experts 8192" "combine --shape 65536x7168x2048 --experts 8192"; do
+  # shellcheck disable=SC2086
+  text=$(plan --op $op --nodes 128)
+  for word in predicted bound compute network "queue pairs" workspace limit "not possible today"; do
+    grep -q "$word" <<<"$text" || fail "$op: no '$word' in
+$text"
+  done
+  # shellcheck disable=SC2086
+  text=$(plan --op $op --table --json "$folder/plan.json" --overwrite)
+  [ "$(wc -l <<<"$text")" -eq 12 ] || fail "$op: not a line for each of 1 to 1024 nodes:
+$text"
+  python3 - "$folder/plan.json" <<'PROGRAM' || fail "$op: the JSON is not what the table shows"
+import json, sys
+report = json.load(open(sys.argv[1]))
+plans = report["plans"]
+assert [p["nodes"] for p in plans] == [2**i for i in range(11)]
+for plan in plans:
+    assert "error" in plan or (0 < plan["share_of_bound"] <= 1.2 and plan["time_us"] > 0), plan
+    assert "error" in plan or plan["nodes"] <= 16 or plan["obstacles"], plan
+PROGRAM
+done
+time_of() { plan --op gemm-ar --shape 8192x8192x7168 --nodes 16 "$@" | grep -oP '[0-9]+(?=\.[0-9] us predicted)'; }
+[ "$(time_of --nic 40Gb/s)" -gt $((5 * $(time_of))) ] || fail "a slow NIC is not seen"
+code=0
+error=$(plan --op gemm-ar --shape 64x64x64 --nic fast 2>&1) || code=$?
+[ "$code" -eq 1 ] && grep -q "400Gb/s" <<<"$error" || fail "a rate that is none ends with $code: $error"
