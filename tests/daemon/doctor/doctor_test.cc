@@ -345,7 +345,7 @@ TEST(DoctorTest, ThisMachineIsLookedAtForReal) {
   config.peers.push_back({1, {.unix_socket = true, .path = testing::TempDir() + "nor-here.sock"}});
   const Facts facts = gather(config, "0.1.0", {});
   EXPECT_THAT(facts.cpus, Not(IsEmpty()));
-  EXPECT_THAT(facts.spin.why, HasSubstr("for 1 rail and those of 1 other daemon"));
+  EXPECT_THAT(facts.spin.why, HasSubstr("for 1 rail here and the rails of 1 other daemon"));
   EXPECT_EQ(facts.sleep_max_ns, config.proxy.sleep_max_ns);
   EXPECT_GT(facts.huge_page_bytes, 0u);
   EXPECT_TRUE(facts.write.trouble.empty()) << facts.write.trouble;

@@ -204,7 +204,7 @@ TEST_F(EfaTest, GpuMemoryThatTheDeviceDoesNotReachIsStagedForAReasonThatIsKept) 
     EXPECT_EQ(memory.region->gpu_path, "staged through host memory");
     EXPECT_THAT(memory.region->gpu_path_why, HasSubstr(why));
   };
-  if (MK_OFI_DMABUF == 0) return expect_staged("this was built with libfabric 1.1");
+  if (MK_OFI_DMABUF == 0) return expect_staged("this build has libfabric 1.1");
   soft_efa::set_gpu_memory(false);
   expect_staged("has no provider 'efa'");
   soft_efa::set_gpu_memory(true);
