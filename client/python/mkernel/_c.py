@@ -149,6 +149,8 @@ class MoeShape(_Sized):
         ("dtype", c_uint32),
         ("b_layout", c_uint32),
         ("epilogue", c_uint32),
+        ("unused", c_uint32),
+        ("bias", c_uint32),
     ]
 
 
@@ -163,6 +165,7 @@ class MoeArguments(_Sized):
         ("y", c_void_p),
         ("capacity", c_uint64),
         ("tag", c_uint64),
+        ("bias", c_void_p),
     ]
 
 
