@@ -68,7 +68,7 @@ TEST(GroupedGemm, RefusesSizesByName) {
 TEST(GroupedGemm, RefusesAddressesByName) {
   auto problem = problem_of(1, 8, 8, 8);
   problem.offsets = nullptr;
-  EXPECT_THAT(refusal_of(problem), HasSubstr("no offsets"));
+  EXPECT_THAT(refusal_of(problem), HasSubstr("give offsets"));
   problem = problem_of(1, 8, 8, 8);
   problem.bias = reinterpret_cast<const void*>(2);
   EXPECT_THAT(refusal_of(problem), HasSubstr("bias"));
