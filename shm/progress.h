@@ -27,7 +27,8 @@ inline constexpr std::uint32_t kProgressWaits =
 
 /// Progress::op: its place here; 0: not told.
 inline constexpr std::string_view kProgressOperators[] = {
-    "", "ag_gemm", "gemm_rs", "gemm_ar", "moe_dispatch", "gemm_combine", "ring_attention"};
+    "",          "ag_gemm", "gemm_rs", "gemm_ar", "moe_dispatch", "gemm_combine", "ring_attention",
+    "all_gather"};
 inline constexpr std::uint32_t kProgressOperatorCount =
     sizeof(kProgressOperators) / sizeof(kProgressOperators[0]);
 constexpr std::uint32_t progress_operator(std::string_view name) {

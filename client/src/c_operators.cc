@@ -1,59 +1,31 @@
 /// \file
 /// The C ABI's operators: what is each one's own, and the functions that all share. A new operator
-/// is a Kind and a line of `kOperators`.
+/// is a Kind of its class, and its line of kernels/ops/registry.h.
 
 #include <algorithm>
-#include <array>
 #include <cstring>
+#include <iterator>
 #include <string>
 
 #include "client/src/c_operator.h"
+#include "kernels/ops/registry.h"
 #include "mkernel/mkernel.h"
 
 namespace mk::c_api {
 
-Result<Found> nothing_of(const char* name, std::uint32_t what) {
-  if (what < MK_INPUT || what > MK_FIRST_EXPERT) {
-    return fail(ErrorCode::kInvalidArgument, "mk_op_query was asked for {}, which is nothing",
-                what);
-  }
-  static constexpr const char* kNames[] = {"MK_INPUT", "MK_OUTPUT", "MK_ROWS", "MK_EXPERT_OFFSETS",
-                                           "MK_FIRST_EXPERT"};
-  return fail(ErrorCode::kUnsupported, "{} has no {}", name, kNames[what - MK_INPUT]);
-}
-
-Result<Tuning> tuning_of(const mk_tuning* given) {
-  Tuning tuning;
-  if (given == nullptr) return tuning;
-  // A caller of the first release knows no more.
-  MK_RETURN_IF_ERROR(check_grown_struct(given, offsetof(mk_tuning, batch_invariant),
-                                        sizeof(mk_tuning), "mk_tuning"));
-  mk_tuning whole{};
-  std::memcpy(&whole, given, std::min(given->struct_bytes, sizeof whole));
-  given = &whole;
-  tuning.executor = static_cast<Executor>(given->executor);
-  tuning.tile_m = given->tile_m;
-  tuning.tile_n = given->tile_n;
-  tuning.chunk_bytes = given->chunk_bytes;
-  tuning.compute_sms = given->compute_sms;
-  tuning.reduce_sms = given->reduce_sms;
-  tuning.send_sms = given->send_sms;
-  tuning.receive_sms = given->receive_sms;
-  tuning.share_sms = given->share_sms;
-  tuning.pull_sms = given->pull_sms;
-  if (given->wait_timeout_ms != 0)
-    tuning.wait_timeout = std::chrono::milliseconds{given->wait_timeout_ms};
-  tuning.count_nonfinite = given->count_nonfinite != 0;
-  tuning.batch_invariant = given->batch_invariant != 0;
-  tuning.own_workspace = given->own_workspace != 0;
-  tuning.rates = {given->flops_per_s, given->local_bytes_per_s, given->network_bytes_per_s,
-                  given->command_ns, given->step_ns};
-  if (given->machine_file != nullptr) tuning.machine_file = given->machine_file;
-  if (given->tuned_file != nullptr) tuning.tuned_file = given->tuned_file;
-  return tuning;
-}
-
 namespace {
+
+/// An operator's own part (c_operator.h), by its C++ class.
+template <class Class>
+struct Kind;
+
+template <class Class>
+constexpr const char* kNameOf = nullptr;
+#define MK_NAME(id, name, Class) \
+  template <>                    \
+  constexpr const char* kNameOf<Class> = name;
+MK_OPERATORS(MK_NAME)
+#undef MK_NAME
 
 // What the products over all ranks have in common.
 template <class Class>
@@ -61,6 +33,7 @@ struct GemmKind {
   using Op = Class;
   using Shape = mk_gemm_shape;
   using Arguments = mk_gemm_arguments;
+  static constexpr const char* kName = kNameOf<Class>;
   static constexpr const char* kShapeName = "mk_gemm_shape";
   static constexpr const char* kArgumentsName = "mk_gemm_arguments";
 
@@ -103,9 +76,8 @@ struct GemmSumKind : GemmKind<Class> {
   }
 };
 
-struct AgGemmKind : GemmKind<AllGatherGemm> {
-  static constexpr const char* kName = "ag-gemm";
-
+template <>
+struct Kind<AllGatherGemm> : GemmKind<AllGatherGemm> {
   static Result<LaunchStats> launch(Op& op, const Arguments& given, LaunchMode mode) {
     return op.launch(arguments_of(given), {mode, given.tag});
   }
@@ -122,17 +94,15 @@ struct AgGemmKind : GemmKind<AllGatherGemm> {
   }
 };
 
-struct GemmRsKind : GemmSumKind<GemmReduceScatter> {
-  static constexpr const char* kName = "gemm-rs";
-
+template <>
+struct Kind<GemmReduceScatter> : GemmSumKind<GemmReduceScatter> {
   static Result<Found> query(const Op&, const Shape&, const AttachOptions&, std::uint32_t what) {
     return nothing_of(kName, what);
   }
 };
 
-struct GemmArKind : GemmSumKind<GemmAllReduce> {
-  static constexpr const char* kName = "gemm-ar";
-
+template <>
+struct Kind<GemmAllReduce> : GemmSumKind<GemmAllReduce> {
   static Result<Found> query(const Op& op, const Shape& shape, const AttachOptions&,
                              std::uint32_t what) {
     if (what != MK_OUTPUT) return nothing_of(kName, what);
@@ -144,14 +114,15 @@ struct GemmArKind : GemmSumKind<GemmAllReduce> {
   }
 };
 
-struct MoeKind {
+template <>
+struct Kind<MoeDispatchGemm> {
   using Op = MoeDispatchGemm;
   using Shape = mk_moe_shape;
   using Arguments = mk_moe_arguments;
   // As before there was a bias, and before launches had tags.
   static constexpr std::size_t least_bytes(const Shape*) { return offsetof(Shape, bias); }
   static constexpr std::size_t least_bytes(const Arguments*) { return offsetof(Arguments, tag); }
-  static constexpr const char* kName = "moe";
+  static constexpr const char* kName = kNameOf<Op>;
   static constexpr const char* kShapeName = "mk_moe_shape";
   static constexpr const char* kArgumentsName = "mk_moe_arguments";
 
@@ -196,13 +167,14 @@ struct MoeKind {
   }
 };
 
-struct CombineKind {
+template <>
+struct Kind<GemmCombine> {
   using Op = GemmCombine;
   using Shape = mk_combine_shape;
   using Arguments = mk_combine_arguments;
   // As before launches had tags.
   static constexpr std::size_t least_bytes(const Arguments*) { return offsetof(Arguments, tag); }
-  static constexpr const char* kName = "combine";
+  static constexpr const char* kName = kNameOf<Op>;
   static constexpr const char* kShapeName = "mk_combine_shape";
   static constexpr const char* kArgumentsName = "mk_combine_arguments";
 
@@ -245,13 +217,14 @@ struct CombineKind {
   }
 };
 
-struct RingKind {
+template <>
+struct Kind<RingAttention> {
   using Op = RingAttention;
   using Shape = mk_ring_shape;
   using Arguments = mk_ring_arguments;
   // As before launches had tags.
   static constexpr std::size_t least_bytes(const Arguments*) { return offsetof(Arguments, tag); }
-  static constexpr const char* kName = "ring";
+  static constexpr const char* kName = kNameOf<Op>;
   static constexpr const char* kShapeName = "mk_ring_shape";
   static constexpr const char* kArgumentsName = "mk_ring_arguments";
 
@@ -309,18 +282,50 @@ struct RingKind {
   }
 };
 
+// Of the operators that multiply nothing.
+template <class Class>
+struct CollectiveKind {
+  using Op = Class;
+  using Shape = mk_collective_shape;
+  using Arguments = mk_collective_arguments;
+  static constexpr const char* kName = kNameOf<Class>;
+  static constexpr const char* kShapeName = "mk_collective_shape";
+  static constexpr const char* kArgumentsName = "mk_collective_arguments";
+
+  static typename Op::Shape shape_of(const Shape& shape) {
+    return {shape.m_max, shape.n, static_cast<DataType>(shape.dtype)};
+  }
+  static Result<LaunchStats> launch(Op& op, const Arguments& given, LaunchMode mode) {
+    return op.launch(given.input, given.output, given.m, {mode, given.tag});
+  }
+  static Status launch_on(Op& op, CudaStream stream, const Arguments& given, LaunchMode mode) {
+    return op.launch_on(stream, given.input, given.output, given.m, {mode, given.tag});
+  }
+  static Result<Found> query(const Op& op, const Shape& shape, const AttachOptions& place,
+                             std::uint32_t what) {
+    if constexpr (requires { op.input(); }) {
+      if (what == MK_INPUT) {
+        const void* const input = op.input();
+        if (input == nullptr) return Found{};
+        const RowRange rows = Op::rows_of(shape.m_max, place.world, place.rank);
+        return Found{input, rows.count * shape.n * bytes_of(static_cast<DataType>(shape.dtype))};
+      }
+    }
+    return nothing_of(kName, what);
+  }
+};
+template <>
+struct Kind<AllGather> : CollectiveKind<AllGather> {};
+
 struct Operator {
   const char* name;
   Result<std::unique_ptr<mk_op>> (*create)(mk_session&, const void* shape);
   Result<std::uint64_t> (*workspace_bytes)(const mk_session&, const void* shape);
 };
-template <class Kind>
-constexpr Operator operator_of() {
-  return {Kind::kName, &COperator<Kind>::create, &COperator<Kind>::workspace_bytes};
-}
-constexpr std::array kOperators{operator_of<AgGemmKind>(),  operator_of<GemmRsKind>(),
-                                operator_of<GemmArKind>(),  operator_of<MoeKind>(),
-                                operator_of<CombineKind>(), operator_of<RingKind>()};
+#define MK_ENTRY(id, name, Class) \
+  {name, &COperator<Kind<Class>>::create, &COperator<Kind<Class>>::workspace_bytes},
+constexpr Operator kOperators[] = {MK_OPERATORS(MK_ENTRY)};
+#undef MK_ENTRY
 
 Result<const Operator*> find_operator(const char* name) {
   MK_RETURN_IF_ERROR(check_present(name, "name"));
@@ -368,7 +373,7 @@ using namespace mk::c_api;
 extern "C" {
 
 const char* mk_op_name(uint32_t index) {
-  return index < kOperators.size() ? kOperators[index].name : nullptr;
+  return index < std::size(kOperators) ? kOperators[index].name : nullptr;
 }
 
 mk_status mk_op_create(mk_session* session, const char* name, const void* shape, mk_op** out) {

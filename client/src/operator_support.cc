@@ -20,7 +20,9 @@ constexpr std::chrono::milliseconds kWaitTimeoutMax = std::chrono::hours{24 * 36
 
 }  // namespace
 
-const char* name_of(DataType type) { return type == DataType::kBf16 ? "bf16" : "f16"; }
+const char* name_of(DataType type) {
+  return type == DataType::kBf16 ? "bf16" : type == DataType::kF16 ? "f16" : "f32";
+}
 
 Status check_dimension(std::string_view op, std::string_view name, std::uint64_t value) {
   constexpr std::uint64_t kMax = std::numeric_limits<std::int32_t>::max();
@@ -44,8 +46,18 @@ Result<kernels::DType> checked_dtype(std::string_view op, DataType type) {
       return kernels::DType::kBf16;
     case DataType::kF16:
       return kernels::DType::kF16;
+    case DataType::kF32:
+      break;
   }
   return fail(ErrorCode::kInvalidArgument, "{} computes in bf16 or f16, not in data type {}", op,
+              static_cast<std::uint32_t>(type));
+}
+
+Result<kernels::DType> checked_any_dtype(std::string_view op, DataType type) {
+  if (type == DataType::kF32) return kernels::DType::kF32;
+  if (type == DataType::kBf16 || type == DataType::kF16) return checked_dtype(op, type);
+  return fail(ErrorCode::kInvalidArgument,
+              "{} takes bf16 (1), f16 (2) or f32 (3), not data type {}", op,
               static_cast<std::uint32_t>(type));
 }
 

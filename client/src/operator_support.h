@@ -30,6 +30,8 @@ Status check_dimension(std::string_view op, std::string_view name, std::uint64_t
 Result<kernels::Shape> checked_shape(std::string_view op, std::uint64_t m_max, std::uint64_t n,
                                      std::uint64_t k);
 Result<kernels::DType> checked_dtype(std::string_view op, DataType type);
+/// Of an operator that has f32, too.
+Result<kernels::DType> checked_any_dtype(std::string_view op, DataType type);
 Result<kernels::BLayout> checked_layout(std::string_view op, BLayout layout);
 Result<kernels::Epilogue> checked_epilogue(std::string_view op, const Epilogue& epilogue);
 Result<kernels::Partials> checked_partials(std::string_view op, Partials partials);
@@ -58,6 +60,10 @@ std::string describe_plan(const Plan& plan) {
       plan.fingerprint());
 }
 
+/// Of a plan that says so itself.
+template <class Plan>
+requires requires(const Plan& plan) { plan.describe(); }
+std::string describe_plan(const Plan& plan) { return plan.describe(); }
 /// The same of AllGather+GEMM, where n and the tiles are each rank's own.
 std::string describe_plan(const kernels::AgGemmPlan& plan);
 std::string describe_plan(const kernels::RingAttentionPlan& plan);

@@ -10,10 +10,13 @@
 namespace mk::kernels {
 
 /// Element type of A, B and C, of the partial tiles and of what crosses the network. Sums are
-/// always fp32.
-enum class DType : std::uint8_t { kBf16 = 0, kF16 = 1 };
+/// always fp32. kF32 is for operators that multiply nothing.
+enum class DType : std::uint8_t { kBf16 = 0, kF16 = 1, kF32 = 2 };
 
-inline constexpr std::uint32_t kElementBytes = 2;  ///< of either type
+inline constexpr std::uint32_t kElementBytes = 2;  ///< of bf16 and f16
+MK_HOST_DEVICE constexpr std::uint32_t bytes_of(DType dtype) {
+  return dtype == DType::kF32 ? 4 : kElementBytes;
+}
 
 /// How B lies in memory: row-major [K,N] (N contiguous), or row-major [N,K] (K contiguous, the
 /// usual weight layout).
@@ -34,7 +37,10 @@ struct Shape {
 /// may run different modes.
 enum class Mode : std::uint8_t { kFused = 0, kUnfused = 1, kAuto = 2 };
 
-constexpr const char* name_of(DType dtype) { return dtype == DType::kBf16 ? "bf16" : "f16"; }
+constexpr const char* name_of(DType dtype) {
+  constexpr const char* kNames[] = {"bf16", "f16", "f32"};
+  return kNames[static_cast<std::uint8_t>(dtype)];
+}
 constexpr const char* name_of(Mode mode) {
   return mode == Mode::kFused ? "fused" : mode == Mode::kUnfused ? "unfused" : "auto";
 }

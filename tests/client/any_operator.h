@@ -16,25 +16,22 @@
 #include <utility>
 #include <vector>
 
+#include "kernels/ops/registry.h"
 #include "mkernel/mkernel.h"
 #include "shm/host/result.h"
 
 namespace mk::test {
 
-enum class Kind : std::uint32_t {
-  kAllGatherGemm,
-  kGemmReduceScatter,
-  kGemmAllReduce,
-  kMoeDispatchGemm,
-  kGemmCombine,
-  kRingAttention,
-};
-inline constexpr std::array kKinds = {Kind::kAllGatherGemm, Kind::kGemmReduceScatter,
-                                      Kind::kGemmAllReduce, Kind::kMoeDispatchGemm,
-                                      Kind::kGemmCombine,   Kind::kRingAttention};
+#define MK_KIND(id, name, Class) k##Class,
+enum class Kind : std::uint32_t { MK_OPERATORS(MK_KIND) };
+#undef MK_KIND
+#define MK_KIND(id, name, Class) Kind::k##Class,
+inline constexpr std::array kKinds = {MK_OPERATORS(MK_KIND)};
+#undef MK_KIND
 inline const char* name_of(Kind kind) {
-  constexpr std::array kNames = {"AllGatherGemm",   "GemmReduceScatter", "GemmAllReduce",
-                                 "MoeDispatchGemm", "GemmCombine",       "RingAttention"};
+#define MK_KIND(id, name, Class) #Class,
+  constexpr const char* kNames[] = {MK_OPERATORS(MK_KIND)};
+#undef MK_KIND
   return kNames[static_cast<std::uint32_t>(kind)];
 }
 
@@ -185,6 +182,17 @@ class AnyOperator {
                     });
         break;
       }
+      case Kind::kAllGather:
+        done = take(AllGather::create(session, {rows, columns}, tuning),
+                    [place, rows, columns](AllGather& op, std::uint32_t value) -> Status {
+                      const auto own = AllGather::rows_of(rows, place.world, place.rank);
+                      const Elements input = filled(own.count * columns, value);
+                      Elements output(rows * columns, 0xffff);
+                      MK_ASSIGN_OR_RETURN([[maybe_unused]] const auto stats,
+                                          op.launch(input.data(), output.data(), rows));
+                      return expect_all(output, value, "all-gather");
+                    });
+        break;
     }
     if (!done) return propagate(done);
     return made;

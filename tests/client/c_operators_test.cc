@@ -35,13 +35,14 @@ struct OneRank {
 TEST(CApiOperators, HaveNames) {
   std::vector<std::string> names;
   for (std::uint32_t i = 0; mk_op_name(i) != nullptr; ++i) names.emplace_back(mk_op_name(i));
-  EXPECT_EQ((std::vector<std::string>{"ag-gemm", "gemm-rs", "gemm-ar", "moe", "combine", "ring"}),
+  EXPECT_EQ((std::vector<std::string>{"ag-gemm", "gemm-rs", "gemm-ar", "moe", "combine", "ring",
+                                      "all-gather"}),
             names);
   const auto cluster = cluster_of(1);
   mk_session* const session = attach(*cluster, 1, 0);
   mk_op* op = nullptr;
   expect_refused(mk_op_create(session, "gemm_ar", nullptr, &op), ErrorCode::kInvalidArgument,
-                 {"'gemm_ar'", "ag-gemm, gemm-rs, gemm-ar, moe, combine, ring"});
+                 {"'gemm_ar'", "ag-gemm, gemm-rs, gemm-ar, moe, combine, ring, all-gather"});
   leave(session);
 }
 
@@ -289,7 +290,8 @@ TEST_P(CApiOperator, RefusesAShapeThatIsNone) {
   leave(session);
 }
 INSTANTIATE_TEST_SUITE_P(, CApiOperator,
-                         testing::Values("ag-gemm", "gemm-rs", "gemm-ar", "moe", "combine", "ring"),
+                         testing::Values("ag-gemm", "gemm-rs", "gemm-ar", "moe", "combine", "ring",
+                                         "all-gather"),
                          [](const auto& test) {
                            std::string name = test.param;
                            std::replace(name.begin(), name.end(), '-', '_');

@@ -94,6 +94,15 @@ TEST_F(Mkrun, MultipliesTheUsersTensors) {
   }
 }
 
+// What every rank got of the others' rows is the tensor again.
+TEST_F(Mkrun, GathersTheUsersRows) {
+  const std::string x = write_numbers("x", {7, 12}, 200);
+  const auto run = run_program(
+      {MK_TEST_MKRUN, "all-gather", "--x", x, "--out", path("all"), "--rows", "3", "--check"});
+  ASSERT_EQ(0, run.status) << run.text;
+  EXPECT_EQ(numbers({7, 12}, 200), read("all", {7, 12}));
+}
+
 // C = relu(A B + bias), over whole numbers; and gated SiLU by its own check. A wrong bias is named.
 TEST_F(Mkrun, FinishesProducts) {
   const std::string a = write_numbers("a", {5, 12}, 4);

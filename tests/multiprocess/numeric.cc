@@ -26,6 +26,7 @@ std::uint64_t values_of(const bench::BenchSpec& spec, std::uint32_t launch) {
     return bench::extent_of(spec, launch, parts, number("seq")) * number("query_heads") * per_head;
   }
   const std::uint64_t m = bench::extent_of(spec, launch, 1, number("m"));
+  if (spec.op == "all-gather") return spec.world() * m * number("n");
   if (spec.op == "ag-gemm") return spec.world() * m * (number("n") + number("k"));
   return m * number("n");
 }
@@ -70,6 +71,9 @@ std::vector<NumericSizes> edge_sizes(const std::string& op) {
                          {"causal", true},
                          {"lse", true}})};
   }
+  if (op == "all-gather")
+    return {with("bf16", {{"m", 131}, {"n", 72}, {"chunk_bytes", 1024}}),
+            with("f16", {{"m", 301}, {"n", 1001}})};
   return {with("bf16", {{"m", 131},
                         {"n", 72},
                         {"k", 40},

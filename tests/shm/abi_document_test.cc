@@ -95,6 +95,7 @@ TEST(AbiDocument, Progress) {
   // Numbers that other versions know.
   EXPECT_EQ(progress_operator("ag_gemm"), 1u);
   EXPECT_EQ(progress_operator("ring_attention"), 6u);
+  EXPECT_EQ(progress_operator("all_gather"), 7u);
   EXPECT_EQ(kProgressRoleNames[7], "pull");
   EXPECT_EQ(kProgressWaitNames[15], "indexed rows");
 }

@@ -19,6 +19,7 @@
 /// broke) stays failed: every later call returns the same error. Attach anew to go on.
 #pragma once
 
+#include "mkernel/all_gather.h"
 #include "mkernel/all_gather_gemm.h"
 #include "mkernel/gemm_all_reduce.h"
 #include "mkernel/gemm_combine.h"

@@ -35,7 +35,7 @@ typedef struct mk_session mk_session;
 typedef struct mk_op mk_op;
 typedef struct mk_blobs mk_blobs;
 
-enum { MK_BF16 = 1, MK_F16 = 2 };
+enum { MK_BF16 = 1, MK_F16 = 2, MK_F32 = 3 }; /* MK_F32: mk_collective_shape's only */
 enum { MK_KN = 0, MK_NK = 1 };
 /* What computes an operator: see mk::Executor. */
 enum { MK_CPU = 0, MK_CUDA = 1 };
@@ -164,7 +164,7 @@ typedef struct mk_trace_span {
 } mk_trace_span;
 
 /* The name of the index-th operator of this library, or null: "ag-gemm", "gemm-rs", "gemm-ar",
- * "moe", "combine", "ring". */
+ * "moe", "combine", "ring", "all-gather". */
 MK_C_EXPORT const char* mk_op_name(uint32_t index);
 
 /* Creates the operator of that name. Collective: the C++ class says in what ranks may differ.
@@ -189,8 +189,8 @@ MK_C_EXPORT mk_status mk_op_finish(mk_op* op, void* stream, mk_launch_stats* sta
 
 /* The questions of mk_op_query. Memory is the operator's, and lives as long. */
 enum {
-  /* ag-gemm: where the rank's rows may lie that then need no copy for the network, in bytes; null
-   * in a job of one rank. See mk::AllGatherGemm::input. */
+  /* ag-gemm, all-gather: where the rank's rows may lie that then need no copy for the network, in
+   * bytes; null in a job of one rank. See mk::AllGatherGemm::input. */
   MK_INPUT = 1,
   /* gemm-ar: where the operator keeps C itself, in bytes. See mk::GemmAllReduce::output. */
   MK_OUTPUT = 2,
@@ -255,6 +255,26 @@ typedef struct mk_gemm_arguments {
   uint64_t ldc;
   uint64_t tag; /* see mk::LaunchOptions; 0: none */
 } mk_gemm_arguments;
+
+/* --- all-gather: mk::AllGather --- */
+
+typedef struct mk_collective_shape {
+  size_t struct_bytes;     /* sizeof(mk_collective_shape) */
+  const mk_tuning* tuning; /* may be null */
+  uint64_t m_max, n;       /* rows of the whole, elements of a row */
+  uint32_t dtype;          /* MK_BF16, MK_F16, MK_F32 */
+  uint32_t reserved;       /* 0 */
+} mk_collective_shape;
+
+typedef struct mk_collective_arguments {
+  size_t struct_bytes; /* sizeof(mk_collective_arguments) */
+  /* all-gather: the rank's rows, mk_rows_of_rank(m, world, rank), to all m. Null when it has none.
+   */
+  const void* input;
+  void* output;
+  uint64_t m;
+  uint64_t tag; /* see mk::LaunchOptions; 0: none */
+} mk_collective_arguments;
 
 /* --- moe: mk::MoeDispatchGemm --- */
 

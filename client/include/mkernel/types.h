@@ -14,11 +14,11 @@ struct CUstream_st;
 
 namespace mk {
 
-/// The type of a matrix's elements.
-enum class DataType : std::uint32_t { kBf16 = 1, kF16 = 2 };
+/// The type of a matrix's elements. kF32 is for Collective; operators that multiply refuse it.
+enum class DataType : std::uint32_t { kBf16 = 1, kF16 = 2, kF32 = 3 };
 /// Bytes of an element.
-constexpr std::size_t bytes_of(DataType) { return 2; }
-/// "bf16", "f16".
+constexpr std::size_t bytes_of(DataType type) { return type == DataType::kF32 ? 4 : 2; }
+/// "bf16", "f16", "f32".
 MK_EXPORT const char* name_of(DataType type);
 
 /// How B lies in memory.

@@ -59,9 +59,9 @@ Status check_range(const InputSpec& input, const std::string& text, const Tensor
 }  // namespace
 
 const std::vector<const JobOperator*>& job_operators() {
-  static const std::vector<const JobOperator*> all = {&ag_gemm_operator(),   &gemm_rs_operator(),
-                                                      &gemm_ar_operator(),   &moe_operator(),
-                                                      &moe_layer_operator(), &ring_operator()};
+#define MK_OPERATOR(id, name, Class) &id##_operator(),
+  static const std::vector<const JobOperator*> all = {MK_OPERATORS(MK_OPERATOR)};
+#undef MK_OPERATOR
   return all;
 }
 

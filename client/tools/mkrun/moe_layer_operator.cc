@@ -234,7 +234,7 @@ class MoeLayer : public JobOperator {
 
 }  // namespace
 
-const JobOperator& moe_layer_operator() {
+const JobOperator& combine_operator() {
   static const MoeLayer op;
   return op;
 }

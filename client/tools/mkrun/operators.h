@@ -13,6 +13,7 @@
 #include "client/tools/mkrun/job.h"
 #include "client/tools/mkrun/tensors.h"
 #include "client/tools/numeric/comparison.h"
+#include "kernels/ops/registry.h"
 #include "mkernel/session.h"
 #include "mkernel/types.h"
 
@@ -113,12 +114,10 @@ const std::vector<const JobOperator*>& job_operators();
 /// Null: there is none.
 const JobOperator* find_job_operator(const std::string& name);
 
-const JobOperator& gemm_ar_operator();
-const JobOperator& gemm_rs_operator();
-const JobOperator& ag_gemm_operator();
-const JobOperator& moe_operator();
-const JobOperator& moe_layer_operator();
-const JobOperator& ring_operator();
+// GEMM+Combine takes what MoE Dispatch has made of tokens: its command is the layer of both.
+#define MK_OPERATOR(id, name, Class) const JobOperator& id##_operator();
+MK_OPERATORS(MK_OPERATOR)
+#undef MK_OPERATOR
 
 // --- For the operators ---
 

@@ -20,6 +20,7 @@
 
 #include <cstdint>
 
+#include "kernels/gather/collect.h"
 #include "kernels/gather/roles.h"
 #include "kernels/ops/ag_gemm/block.h"
 #include "kernels/ops/ag_gemm/protocol.h"
@@ -56,45 +57,13 @@ inline bool compute(AgGemmBlock<Executor>& block) {
   return true;
 }
 
-/// Copies the origin's chunk of A to the caller's.
-template <class Executor>
-MK_HOST_DEVICE inline void collect_chunk(AgGemmBlock<Executor>& block, std::uint32_t origin,
-                                         std::uint32_t chunk) {
-  const ShardRange shard = block.schedule.shard(origin);
-  const ByteRange range = block.gather.schedule.chunk_range(shard.count, chunk);
-  const std::uint64_t begin = range.begin - kGatherHeaderBytes;
-  CopyJob job;
-  job.add_target(block.launch.gathered + block.gather.schedule.data_bytes(shard.first) + begin);
-  if (origin == block.world.rank()) {
-    block.launch.shard.copy_packed(begin, begin + range.bytes, job,
-                                   [&](const CopyJob& part) { block.executor.copy(part); });
-    return;
-  }
-  job.source = block.gather.rows(origin) + begin;
-  job.rows = 1;
-  job.row_bytes = range.bytes;
-  block.executor.copy(job);
-}
-
 /// Sees that all ranks take part with the same m, also those whose shard is empty, and brings the
-/// whole A to the caller where it is wanted. Every compute block does it after its tiles: origins
-/// `index`, `index` + compute blocks, ... in the order of their expected arrival.
+/// whole A to the caller where it is wanted. Every compute block does it after its tiles.
 template <class Executor>
 MK_HOST_DEVICE inline bool collect(AgGemmBlock<Executor>& block) {
-  const World& world = block.world;
-  for (std::uint32_t position = block.index; position < world.size();
-       position += block.launch.blocks.compute) {
-    const std::uint32_t origin = block.gather.schedule.origin_at(position);
-    if (!block.gather.await_header(origin)) return false;
-    if (block.launch.gathered == nullptr) continue;
-    const std::uint32_t chunks = block.gather.schedule.chunks(block.schedule.shard(origin).count);
-    for (std::uint32_t chunk = 1; chunk < chunks; ++chunk) {
-      if (!block.gather.await_chunk(origin, chunk)) return false;
-      collect_chunk(block, origin, chunk);
-    }
-  }
-  block.publish_done(block.launch.blocks.compute);
-  return true;
+  const AgGemmLaunch& launch = block.launch;
+  return gather::collect(block.gather, launch.shard, launch.gathered, launch.blocks.compute,
+                         [&block](std::uint32_t origin) { return block.schedule.shard(origin); });
 }
 
 /// The first half of `collect`, of all ranks: what is left of it where nobody wants the whole A and

@@ -6,9 +6,9 @@ namespace mk::bench {
 namespace {
 
 using MakeCase = std::unique_ptr<OperatorCase> (*)();
-constexpr MakeCase kCases[] = {make_ag_gemm_case, make_gemm_rs_case, make_gemm_ar_case,
-                               make_moe_case,     make_combine_case, make_moe_layer_case,
-                               make_ring_case};
+#define MK_CASE(id, name, Class) make_##id##_case,
+constexpr MakeCase kCases[] = {MK_OPERATORS(MK_CASE) make_moe_layer_case};
+#undef MK_CASE
 
 }  // namespace
 

@@ -1,19 +1,17 @@
 /// \file
-/// The operators' cases; one file each.
+/// The operators' cases, and the layer of two.
 #pragma once
 
 #include <memory>
 
+#include "kernels/ops/registry.h"
 #include "tests/bench/mkbench/operator_case.h"
 
 namespace mk::bench {
 
-std::unique_ptr<OperatorCase> make_ag_gemm_case();
-std::unique_ptr<OperatorCase> make_gemm_rs_case();
-std::unique_ptr<OperatorCase> make_gemm_ar_case();
-std::unique_ptr<OperatorCase> make_moe_case();
-std::unique_ptr<OperatorCase> make_combine_case();
+#define MK_CASE(id, name, Class) std::unique_ptr<OperatorCase> make_##id##_case();
+MK_OPERATORS(MK_CASE)
+#undef MK_CASE
 std::unique_ptr<OperatorCase> make_moe_layer_case();
-std::unique_ptr<OperatorCase> make_ring_case();
 
 }  // namespace mk::bench

@@ -1,0 +1,151 @@
+/// \file
+/// The collectives (AllGather, ReduceScatter) behind their public classes: checked
+/// arguments, the agreed plan, one of two executors with its memory. `Kind` says what is an
+/// operator's own:
+///
+///     static constexpr std::string_view kName;       // in messages: "all-gather"
+///     using Shape, Plan;                             // public; of kernels/
+///     static Result<Plan> make_plan(const AttachOptions&, const Shape&, const kernels::Tiling&);
+///     static constexpr auto make_cpu;                // kernels::make_all_gather_cpu
+///     static CollectiveRows rows(const AttachOptions&, std::uint64_t m);
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "client/src/executor_operator.h"
+#include "client/src/operator_support.h"
+#include "kernels/cpu/collective.h"
+#include "mkernel/collective.h"
+
+namespace mk {
+
+class __attribute__((visibility("hidden"))) Collective::Impl {
+ public:
+  Impl() = default;
+  Impl(const Impl&) = delete;
+  Impl& operator=(const Impl&) = delete;
+  virtual ~Impl() = default;
+
+  virtual Result<LaunchStats> launch(const void* input, void* output, std::uint64_t m,
+                                     LaunchOptions options) = 0;
+  virtual Status launch_on(CudaStream stream, const void* input, void* output, std::uint64_t m,
+                           LaunchOptions options) = 0;
+  virtual Status status() const = 0;
+  virtual Result<LaunchStats> finish(CudaStream stream) = 0;
+  virtual void* input() const = 0;
+  virtual void set_trace(bool on) = 0;
+  virtual std::vector<TraceSpan> trace() const = 0;
+};
+
+/// On a GPU.
+class DeviceCollective : public DeviceOperator {
+ public:
+  /// On the stream, without waiting.
+  virtual Status launch(CudaStream stream, const void* input, void* output, std::uint32_t m,
+                        kernels::Mode mode) = 0;
+  virtual void* input() const { return nullptr; }
+};
+
+/// Rows of a rank's input and output.
+struct CollectiveRows {
+  std::uint64_t input = 0;
+  std::uint64_t output = 0;
+};
+
+/// Checks a launch's matrices, `row_bytes` a row: kInvalidArgument, with the numbers, when a matrix
+/// is missing or both share memory.
+Status check_collective(std::string_view op, const void* input, const void* output,
+                        const CollectiveRows& rows, std::uint64_t row_bytes);
+
+template <class Kind>
+class __attribute__((visibility("hidden"))) CollectiveOperator final
+    : public Collective::Impl,
+      private ExecutorOperator<Kind, kernels::CollectiveCpu, DeviceCollective> {
+  using Base = ExecutorOperator<Kind, kernels::CollectiveCpu, DeviceCollective>;
+  using Base::core;
+  using Base::cpu;
+  using Base::device;
+  using Base::session_;
+  using Shape = typename Kind::Shape;
+
+ public:
+  /// Collective.
+  static Result<std::unique_ptr<Collective::Impl>> create(Session& session, const Shape& shape,
+                                                          const Tuning& tuning) {
+    MK_RETURN_IF_ERROR(check_executor(tuning));
+    MK_RETURN_IF_ERROR(refuse_batch_invariance(Kind::kName, tuning));
+    const AttachOptions& options = session.options();
+    MK_ASSIGN_OR_RETURN(auto plan, Kind::make_plan(options, shape, kernel_tiling(tuning)));
+    MK_ASSIGN_OR_RETURN(const kernels::CpuOptions own, kernel_options(tuning, *session.impl()));
+    std::unique_ptr<CollectiveOperator> made(new CollectiveOperator(session.impl(), shape));
+    MK_RETURN_IF_ERROR(made->find_or_make_core(
+        std::optional(plan), plan.workspace_bytes,
+        [&](const kernels::RankContext& context) { return Kind::make_cpu(plan, context, own); },
+        [&] { return no_device(); }, tuning, shape));
+    return std::unique_ptr<Collective::Impl>(std::move(made));
+  }
+  /// Not collective.
+  static Result<std::uint64_t> workspace_bytes(const Session& session, const Shape& shape,
+                                               const Tuning& tuning) {
+    MK_RETURN_IF_ERROR(check_executor(tuning));
+    MK_ASSIGN_OR_RETURN(const auto plan,
+                        Kind::make_plan(session.options(), shape, kernel_tiling(tuning)));
+    return plan.workspace_bytes;
+  }
+
+  Result<LaunchStats> launch(const void* input, void* output, std::uint64_t m,
+                             LaunchOptions options) override {
+    MK_RETURN_IF_ERROR(check(input, output, m));
+    return core().note(run_launch(*session_, [&] {
+      cpu().runner().set_tag(options.tag);
+      return cpu().launch(input, output, static_cast<std::uint32_t>(m), kernel_mode(options.mode));
+    }));
+  }
+  Status launch_on(CudaStream stream, const void* input, void* output, std::uint64_t m,
+                   LaunchOptions options) override {
+    return launch_on_device(Kind::kName, *session_, device(), [&]() -> Status {
+      MK_RETURN_IF_ERROR(check(input, output, m));
+      device()->set_tag(options.tag);
+      return device()->launch(stream, input, output, static_cast<std::uint32_t>(m),
+                              kernel_mode(options.mode));
+    });
+  }
+  Status status() const override { return Base::status(); }
+  Result<LaunchStats> finish(CudaStream stream) override { return Base::finish(stream); }
+  void* input() const override { return core().claim() ? cpu().input() : nullptr; }
+  void set_trace(bool on) override { Base::set_trace(on); }
+  std::vector<TraceSpan> trace() const override { return Base::trace(); }
+
+ private:
+  CollectiveOperator(std::shared_ptr<Session::Impl> session, const Shape& shape)
+      : Base(std::move(session)), shape_(shape) {}
+
+  static Status check_executor(const Tuning& tuning) {
+    if (tuning.executor == Executor::kCpu) return {};
+    if (tuning.executor == Executor::kCuda) return propagate(no_device());
+    return fail(ErrorCode::kInvalidArgument, "{}: executor {} is neither the CPU nor CUDA",
+                Kind::kName, static_cast<std::uint32_t>(tuning.executor));
+  }
+  static Result<std::unique_ptr<DeviceCollective>> no_device() {
+    return fail(ErrorCode::kUnsupported,
+                "{} runs on CPUs only (Executor::kCpu); on GPUs the operators that multiply do",
+                Kind::kName);
+  }
+  Status check(const void* input, const void* output, std::uint64_t m) const {
+    if (m < 1 || m > shape_.m_max) {
+      return fail(ErrorCode::kInvalidArgument,
+                  "{} was created for m from 1 to {}; launched with {}", Kind::kName, shape_.m_max,
+                  m);
+    }
+    return check_collective(Kind::kName, input, output, Kind::rows(session_->options(), m),
+                            shape_.n * bytes_of(shape_.dtype));
+  }
+
+  Shape shape_;
+};
+
+}  // namespace mk

@@ -1,0 +1,52 @@
+/// \file
+/// AllGather: every rank gets all ranks' rows. What the ranks agree on, what an operator needs
+/// before it exists (workspace, arrival flags), and the operator on the CPU. Host only.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "kernels/comm/launch_work.h"
+#include "kernels/comm/rank_context.h"
+#include "kernels/comm/types.h"
+#include "kernels/comm/world.h"
+#include "kernels/cpu/collective.h"
+#include "kernels/ops/all_gather/protocol.h"
+#include "shm/host/result.h"
+
+namespace mk::kernels {
+
+struct AllGatherPlan : AllGatherGeometry {
+  /// Of m_max rows over all ranks, rank r's being shard_of(m, W, r) (comm/shard.h), and `n`
+  /// elements each. Of the tiling chunk_bytes and both numbers of banks count (GatherPlan::make).
+  /// All arguments are the same on all ranks. Errors: kInvalidArgument, kLimitExceeded.
+  static Result<AllGatherPlan> make(std::uint32_t nodes, std::uint32_t locals, std::uint32_t m_max,
+                                    std::uint32_t n, DType dtype, const Tiling& tiling);
+
+  std::uint32_t banks() const { return gather.banks; }
+  /// Arrival flags this operator needs in its session, which start out zero and at a multiple of
+  /// shm::kFlagGranule; 0 with one node.
+  std::uint32_t flag_count() const;
+  /// Where, in its workspace, a rank's rows may lie so that they need no copy for the network: the
+  /// caller's between launches. Null for one rank alone.
+  void* input(const RankContext& context) const;
+  /// Whether `rows` lie there and the network is to read them. kInvalidArgument if they lie
+  /// elsewhere in the workspace.
+  Result<bool> in_place(const RankContext& context, const void* rows) const;
+  /// Of the rank in a launch with m.
+  LaunchWork work(const World& world, std::uint32_t m) const;
+  /// Equal on two ranks when their plans are: compare before the first launch.
+  std::uint64_t fingerprint() const;
+  /// Lists the same numbers for a reader.
+  std::string describe() const;
+};
+
+/// Launches with `input`: this rank's rows, null if it has none; `output`: all m rows. Everything
+/// `context` points to outlives the operator. Errors: kInvalidArgument for a context that does not
+/// fit the plan, kSystem when threads cannot be started.
+Result<std::unique_ptr<CollectiveCpu>> make_all_gather_cpu(const AllGatherPlan& plan,
+                                                           const RankContext& context,
+                                                           const CpuOptions& options);
+
+}  // namespace mk::kernels

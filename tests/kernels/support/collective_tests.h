@@ -1,0 +1,287 @@
+/// \file
+/// A collective on the CPU executor, ranks as threads of one process: right for every world and
+/// whatever the skew, the same bits again, and when something goes wrong an error that names who
+/// and what. Of an operator's struct (collective_job.h).
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <vector>
+
+#include "tests/kernels/support/collective_job.h"
+#include "tests/kernels/support/network.h"
+
+namespace mk::kernels::testing {
+
+using std::chrono::milliseconds;
+
+inline CollectiveOptions collective_options(std::uint32_t nodes, std::uint32_t locals,
+                                            milliseconds timeout = std::chrono::seconds(120)) {
+  CollectiveOptions options;
+  options.nodes = nodes;
+  options.locals = locals;
+  options.m_max = 40;
+  options.n = 24;
+  options.tiling = {8, 16, 256, 0};
+  options.cpu.wait_timeout = timeout;
+  return options;
+}
+
+/// Every element of every rank, and the bytes on the network, of launches with changing m.
+template <class Op>
+void expect_right(const CollectiveOptions& options, std::uint32_t launches_count) {
+  SCOPED_TRACE(fmt::format("{} x {}, {} x {} {}, seed {}", options.nodes, options.locals,
+                           options.m_max, options.n, name_of(options.dtype), options.seed));
+  CollectiveJob<Op> job(options);
+  NetworkThread network(job.cluster(), options.seed);
+  const auto launches = random_collective_launches(launches_count, options.m_max, options.seed);
+  const auto results = job.run(launches, std::chrono::microseconds(2000));
+  std::vector<std::uint64_t> bytes(job.size(), 0);
+  for (std::size_t i = 0; i < launches.size(); ++i) {
+    ASSERT_EQ(job.check(launches[i], results[i]), "")
+        << "launch " << i + 1 << ", m = " << launches[i].m;
+    for (std::uint32_t rank = 0; rank < job.size(); ++rank) {
+      const LaunchStats& stats = *results[i][rank].stats;
+      const World world{options.nodes, options.locals, rank / options.locals,
+                        rank % options.locals};
+      EXPECT_EQ(stats.epoch, i + 1);
+      EXPECT_EQ(stats.mode, launches[i].mode);
+      EXPECT_EQ(stats.network_bytes, Op::network_bytes(job.plan(), world, launches[i].m));
+      bytes[rank] += stats.network_bytes;
+    }
+  }
+  Network& seen = network.stop();
+  EXPECT_EQ(seen.complaint(), "");
+  for (std::uint32_t rank = 0; rank < job.size(); ++rank)
+    EXPECT_EQ(seen.bytes_of(rank), bytes[rank]);
+}
+
+template <class Op>
+class Collective : public ::testing::Test {};
+TYPED_TEST_SUITE_P(Collective);
+
+TYPED_TEST_P(Collective, IsRightInEveryWorldForChangingM) {
+  for (std::uint32_t nodes = 1; nodes <= 4; ++nodes) {
+    for (std::uint32_t locals : {1u, 2u, 3u, 4u, 8u}) {
+      CollectiveOptions options = collective_options(nodes, locals);
+      options.seed = nodes * 100 + locals;
+      std::mt19937_64 random(options.seed);
+      options.m_max = 61;
+      options.n = 20 + static_cast<std::uint32_t>(random() % 40);
+      options.dtype = static_cast<DType>(random() % 3);
+      options.partials = random() % 2 == 0 ? Partials::kElement : Partials::kF32;
+      // Rows straddle chunks; the smallest ring: credits run out.
+      options.tiling = {8, 16, 64, nodes == 3 ? 1u : 0u};
+      options.slot_count_log2 = 4;
+      const auto blocks = [&] { return static_cast<std::uint32_t>(1 + random() % 2); };
+      options.cpu.blocks = {blocks(), blocks(), blocks(), blocks(), blocks(), 1, 1};
+      expect_right<TypeParam>(options, 6);
+      if (this->HasFailure()) return;
+    }
+  }
+}
+
+TYPED_TEST_P(Collective, ChoosesItsChunksForALargeMatrix) {
+  for (DType dtype : {DType::kBf16, DType::kF32}) {
+    CollectiveOptions options = collective_options(2, 2);
+    options.m_max = 700;
+    options.n = 1100;
+    options.dtype = dtype;
+    options.tiling = {};
+    expect_right<TypeParam>(options, 3);
+  }
+}
+
+TYPED_TEST_P(Collective, RepeatedRunsGiveTheSameBits) {
+  for (DType dtype : {DType::kBf16, DType::kF32}) {
+    CollectiveOptions options = collective_options(2, 3);
+    options.dtype = dtype;
+    options.cpu.blocks.compute = 2;
+    CollectiveJob<TypeParam> job(options);
+    NetworkThread network(job.cluster(), 5);
+    std::vector<CollectiveLaunch> launches;
+    for (std::uint32_t i = 0; i < 8; ++i)
+      launches.push_back({37, i % 2 == 0 ? Mode::kFused : Mode::kUnfused, 0, false});
+    const auto results = job.run(launches, std::chrono::microseconds(1000));
+    for (std::size_t i = 0; i < launches.size(); ++i) {
+      ASSERT_EQ(job.check(launches[i], results[i]), "");
+      for (std::uint32_t rank = 0; rank < job.size(); ++rank)
+        EXPECT_EQ(results[i][rank].output, results[0][rank].output) << "launch " << i + 1;
+    }
+  }
+}
+
+TYPED_TEST_P(Collective, ManyLaunchesBackToBackReadNoStaleFlag) {
+  for (std::uint32_t banks : {1u, 2u}) {
+    CollectiveOptions options = collective_options(3, 2);
+    options.m_max = 24;
+    options.tiling = {4, 8, 64, banks};
+    CollectiveJob<TypeParam> job(options);
+    NetworkThread network(job.cluster(), 6);
+    const auto launches = random_collective_launches(100, options.m_max, 6);
+    const auto results = job.run(launches);
+    for (std::size_t i = 0; i < launches.size(); ++i) {
+      ASSERT_EQ(job.check(launches[i], results[i]), "")
+          << "launch " << i + 1 << ", m = " << launches[i].m;
+    }
+    EXPECT_EQ(network.stop().complaint(), "");
+  }
+}
+
+REGISTER_TYPED_TEST_SUITE_P(Collective, IsRightInEveryWorldForChangingM,
+                            ChoosesItsChunksForALargeMatrix, RepeatedRunsGiveTheSameBits,
+                            ManyLaunchesBackToBackReadNoStaleFlag);
+
+inline bool contains(const std::string& text, std::string_view part) {
+  return text.find(part) != std::string::npos;
+}
+
+/// Launches on those ranks at the same time; `m` by rank.
+template <class Op>
+std::vector<Error> launch_on(CollectiveJob<Op>& job, const std::vector<std::uint32_t>& ranks,
+                             const std::vector<std::uint32_t>& m) {
+  std::vector<Error> errors(job.size());
+  std::vector<std::thread> threads;
+  for (std::uint32_t rank : ranks) {
+    threads.emplace_back([&, rank] {
+      const auto result = job.launch(rank, {m[rank]});
+      errors[rank] = result.stats ? Error{ErrorCode::kOk, ""} : result.stats.error();
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  return errors;
+}
+
+template <class Op>
+class CollectiveFailure : public ::testing::Test {};
+TYPED_TEST_SUITE_P(CollectiveFailure);
+
+TYPED_TEST_P(CollectiveFailure, AMissingRankIsNamed) {
+  // Long enough that a quarter of it, by which an indirect wait outlasts a direct one, is more than
+  // a busy machine keeps a thread waiting.
+#ifdef MK_SANITIZED
+  constexpr milliseconds kWait(6000);
+#else
+  constexpr milliseconds kWait(2000);
+#endif
+  for (const auto& [nodes, locals, missing] :
+       std::vector<std::tuple<std::uint32_t, std::uint32_t, std::uint32_t>>{
+           {1, 3, 1}, {2, 2, 3}, {3, 1, 1}}) {
+    CollectiveJob<TypeParam> job(collective_options(nodes, locals, kWait));
+    NetworkThread network(job.cluster(), 1);
+    std::vector<std::uint32_t> ranks;
+    for (std::uint32_t rank = 0; rank < job.size(); ++rank)
+      if (rank != missing) ranks.push_back(rank);
+    const auto errors = launch_on(job, ranks, std::vector<std::uint32_t>(job.size(), 40));
+    int named = 0;
+    for (std::uint32_t rank : ranks) {
+      const std::string& text = errors[rank].message;
+      const bool names = contains(text, fmt::format("for rank {}: flag", missing));
+      named += names && errors[rank].code == ErrorCode::kTimeout;
+      EXPECT_TRUE(names || contains(text, "on the same node failed") ||
+                  contains(text, "for rank " + std::to_string(missing - missing % locals)))
+          << nodes << "x" << locals << ", rank " << rank << ": " << text;
+    }
+    EXPECT_GE(named, 1) << nodes << "x" << locals;
+  }
+}
+
+TYPED_TEST_P(CollectiveFailure, AfterAFailureTheOperatorStaysBroken) {
+  CollectiveJob<TypeParam> job(collective_options(1, 2, milliseconds(200)));
+  const auto first = launch_on(job, {0}, {40, 40});
+  EXPECT_EQ(first[0].code, ErrorCode::kTimeout);
+  EXPECT_TRUE(contains(first[0].message, "for rank 1: flag")) << first[0].message;
+  EXPECT_EQ(launch_on(job, {0}, {40, 40})[0], first[0]);
+}
+
+TYPED_TEST_P(CollectiveFailure, AbortWordsEndALaunchLongBeforeItsDeadline) {
+  CollectiveJob<TypeParam> job(collective_options(2, 2, std::chrono::hours(1)));
+  NetworkThread network(job.cluster(), 2);
+  std::thread aborter([&] {
+    std::this_thread::sleep_for(milliseconds(50));
+    for (std::uint32_t rank = 0; rank < 3; ++rank) {
+      RankMemory& memory = job.cluster().rank(rank);
+      shm::store_release(rank == 0 ? &memory.session_abort : &memory.process_abort, 1u);
+    }
+  });
+  const auto errors = launch_on(job, {0, 1, 2}, {40, 40, 40, 40});
+  aborter.join();
+  for (std::uint32_t rank = 0; rank < 3; ++rank)
+    EXPECT_EQ(errors[rank].code, ErrorCode::kAborted) << errors[rank].message;
+}
+
+TYPED_TEST_P(CollectiveFailure, RanksWithDifferentMAreNamed) {
+  for (const auto& [nodes, locals] : {std::pair{1u, 2u}, {2u, 1u}}) {
+    CollectiveJob<TypeParam> job(collective_options(nodes, locals, milliseconds(2000)));
+    NetworkThread network(job.cluster(), 3);
+    const auto errors = launch_on(job, {0, 1}, {39, 40});
+    EXPECT_TRUE(contains(errors[0].message, "launched with m = 39, rank 1 with m = 40") ||
+                contains(errors[1].message, "launched with m = 40, rank 0 with m = 39"))
+        << errors[0].message << "\n"
+        << errors[1].message;
+  }
+}
+
+TYPED_TEST_P(CollectiveFailure, AFullRingNamesTheDaemon) {
+  CollectiveOptions options = collective_options(2, 1, milliseconds(1000));
+  options.m_max = 400;
+  options.slot_count_log2 = 2;
+  CollectiveJob<TypeParam> job(options);  // no network: nobody takes commands
+  for (const Error& error : launch_on(job, {0, 1}, {400, 400})) {
+    EXPECT_EQ(error.code, ErrorCode::kTimeout);
+    EXPECT_TRUE(contains(error.message,
+                         "for its daemon: commands taken from lane 0 shows 0, expected at least 1"))
+        << error.message;
+  }
+}
+
+TYPED_TEST_P(CollectiveFailure, WrongArgumentsChangeNothing) {
+  CollectiveJob<TypeParam> job(collective_options(1, 1));
+  Bytes some(8000);
+  const auto refused = [&](const void* input, void* output, std::uint32_t m,
+                           std::string_view part) {
+    const auto result = job.op(0).launch(input, output, m, Mode::kFused);
+    ASSERT_FALSE(result);
+    EXPECT_EQ(result.error().code, ErrorCode::kInvalidArgument);
+    EXPECT_TRUE(contains(result.error().message, part)) << result.error().message;
+  };
+  auto* const x = some.data();
+  refused(x, x, 0, "m = 0 is not in 1 to 40");
+  refused(x, x, 41, "m = 41 is not in 1 to 40");
+  refused(nullptr, x, 4, "the input is null");
+  refused(x, nullptr, 4, "the output is null");
+  EXPECT_EQ(launch_on(job, {0}, {40})[0].code, ErrorCode::kOk);
+}
+
+TYPED_TEST_P(CollectiveFailure, AContextThatDoesNotFitIsRefused) {
+  CollectiveJob<TypeParam> job(collective_options(2, 2));
+  const auto refused = [&](const RankContext& context, const CpuOptions& options,
+                           std::string_view part) {
+    const auto op = TypeParam::make(job.plan(), context, options);
+    ASSERT_FALSE(op);
+    EXPECT_EQ(op.error().code, ErrorCode::kInvalidArgument);
+    EXPECT_TRUE(contains(op.error().message, part)) << op.error().message;
+  };
+  const RankContext good = job.cluster().context(1);
+  RankContext bad = good;
+  bad.world.locals = 1;
+  refused(bad, {}, "the plan is for 2 nodes x 2 local ranks, the context for 2 x 1");
+  bad = good;
+  bad.flag_count -= 1;
+  refused(bad, {}, "arrival flags");
+  CpuOptions options;
+  options.blocks.send = 2;
+  refused(good, options, "2 send blocks need as many lanes; the context has 1");
+}
+
+REGISTER_TYPED_TEST_SUITE_P(CollectiveFailure, AMissingRankIsNamed,
+                            AfterAFailureTheOperatorStaysBroken,
+                            AbortWordsEndALaunchLongBeforeItsDeadline, RanksWithDifferentMAreNamed,
+                            AFullRingNamesTheDaemon, WrongArgumentsChangeNothing,
+                            AContextThatDoesNotFitIsRefused);
+
+}  // namespace mk::kernels::testing
