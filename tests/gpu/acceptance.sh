@@ -48,7 +48,7 @@ programs=(dma_queue_test operators_gpu_test ring_attention_gpu_test moe_gpu_test
   lifetime_gpu_test gpu_fabric_test gemm_test gemm_seams_test attention_test grouped_gemm_test grouped_seams_test operators_bench mirror_bench
   gemm_bench rails_bench libring_abi.so libmoe_abi.so libattention_abi.so libgrouped_gemm_abi.so)
 scripts=({attention_bench,attention_judge,gpu_world,grouped_gemm_bench,grouped_judge,moe_baseline,moe_bench,moe_judge,moe_world}.py
-  {ring_bench,ring_shards,ring_world,../bench/torch_async_tp}.py)
+  {ring_bench,ring_shards,ring_world,world_bench,../bench/torch_async_tp}.py)
 
 pack() {
   local build=$1 folder=$2 program library wheel any=

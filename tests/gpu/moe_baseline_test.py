@@ -1,8 +1,11 @@
 #!/usr/bin/env python3
 """moe_bench.py's baseline on the CPU: in every world its layer is what each token's experts make of it, computed one by one."""
 import contextlib
+import json
+import os
 import pathlib
 import sys
+import tempfile
 import types
 import unittest
 
@@ -17,6 +20,7 @@ except ImportError:
 # pylint: disable=wrong-import-position
 import torch.nn.functional as F
 
+import world_bench
 from gpu_world import World
 from moe_baseline import Baseline
 from moe_world import Case, Layer, route
@@ -136,6 +140,24 @@ class MoeBaseline(unittest.TestCase):
         layer.tensors = [types.SimpleNamespace(ids_host=torch.tensor(its)) for its in ids]
         # Within nodes: 1 token of rank 1 comes to 0, 1 of rank 0 to 1; 1 of 3 to 2, 1 of 2 to 3. Rails: 1, 1, 3, 0.
         self.assertEqual(layer.bytes_needed(), (20, 60))
+
+    def test_the_loop_over_cases_says_what_was_wrong(self):
+        def measure(case):
+            if case == "breaks":
+                raise RuntimeError("no memory")
+            return {"case": case}
+
+        for cases, status in ((["good", "left out"], 0), (["good", "wrong"], 1), (["breaks", "good"], 1)):
+            with self.subTest(cases=cases), tempfile.TemporaryDirectory() as folder:
+                arguments = types.SimpleNamespace(only="", json=f"{folder}/r.json", nodes=1, locals=2, link_bandwidth="")
+                arguments.only = "good" if status == 0 else ""
+                child = os.fork()
+                if child == 0:
+                    sys.stdout = open(os.devnull, "w", encoding="utf-8")
+                    world_bench.run(arguments, cases, measure=measure, right=lambda row: row["case"] != "wrong", text_of=str, machine=dict)
+                self.assertEqual(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), status)
+                with open(arguments.json, encoding="utf-8") as file:
+                    self.assertEqual([row["case"] for row in json.load(file)["cases"]], [case for case in cases if case in ("good", "wrong")])
 
 
 if __name__ == "__main__":

@@ -19,7 +19,6 @@ Exit status 1 if any is wrong.
 """
 import argparse
 import dataclasses
-import json
 import os
 import random
 import statistics
@@ -32,6 +31,7 @@ os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
 import torch
 
 import grouped_gemm_bench
+import world_bench
 from gpu_world import World
 from moe_baseline import ALIGN, Baseline
 from moe_judge import judge_first, judge_second
@@ -253,47 +253,14 @@ def text_of(row):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--library", required=True)
-    parser.add_argument("--nodes", type=int, default=1, choices=[1, 2])
-    parser.add_argument("--locals", type=int, default=2)
-    parser.add_argument("--link-bandwidth", default="50GB/s")
-    parser.add_argument("--set", action="append", default=[], choices=["deepseek", "skew", "models", "decode", "one"])
-    parser.add_argument("--only", default="", help="cases whose text contains this")
-    parser.add_argument("--up-to", type=int, default=1 << 30, help="tokens of a rank")
-    parser.add_argument("--streams", default="0", help="warpgroups that move data; 0: the operator's own choice; it comes first")
-    parser.add_argument("--seconds", type=float, default=0.8, help="of turns, a case")
-    parser.add_argument("--json")
+    world_bench.add_options(parser, ["deepseek", "skew", "models", "decode", "one"], up_to="tokens of a rank", streams="move data")
     arguments = parser.parse_args()
-    streams = [int(one) for one in arguments.streams.split(",")]
     world = World(arguments.library, arguments.nodes, arguments.locals, arguments.link_bandwidth, FUNCTIONS)
-    link = float(arguments.link_bandwidth.removesuffix("GB/s")) * 1e3
-    rows, wrong, cut_short = [], 0, 0
-    for which in arguments.set or ["deepseek"]:
-        for case in cases_of(which, world.size):
-            if arguments.only not in str(case) or case.tokens > arguments.up_to:
-                continue
-            try:
-                row = measure(world, case, arguments.library, streams, arguments.seconds, link)
-            except Exception as error:  # noqa: BLE001 - the other cases go on
-                print(f"{case}: {type(error).__name__}: {str(error)[:500]}", flush=True)
-                cut_short += 1
-                continue
-            finally:
-                torch.cuda.empty_cache()
-            wrong += not max(row["worst_over_bound"].values()) <= 1
-            rows.append(row)
-            print(text_of(row), flush=True)
-            if arguments.json:
-                document = dict(command=" ".join(sys.argv), machine=grouped_gemm_bench.machine(), nodes=arguments.nodes,
-                                locals=arguments.locals, network=f"paced loopback, {arguments.link_bandwidth} a rail"
-                                if arguments.nodes > 1 else "none", cases=rows)
-                with open(arguments.json, "w", encoding="utf-8") as file:
-                    json.dump(document, file, indent=1)
-                    file.write("\n")
-    print(f"{len(rows)} cases, {wrong} wrong, {cut_short} cut short")
-    # Daemons of this process, and streams of a library: their ends are the process's.
-    sys.stdout.flush()
-    os._exit(1 if wrong or cut_short else 0)
+    streams, link = world_bench.streams_of(arguments), world_bench.link_bytes_per_us(arguments)
+    cases = (case for which in arguments.set or ["deepseek"] for case in cases_of(which, world.size) if case.tokens <= arguments.up_to)
+    world_bench.run(arguments, cases, text_of=text_of, machine=grouped_gemm_bench.machine,
+                    measure=lambda case: measure(world, case, arguments.library, streams, arguments.seconds, link),
+                    right=lambda row: max(row["worst_over_bound"].values()) <= 1)
 
 
 if __name__ == "__main__":

@@ -23,7 +23,6 @@ each of eight heads, on every rank. Exit status 1 if any is wrong.
 import argparse
 import ctypes
 import dataclasses
-import json
 import os
 import random
 import statistics
@@ -38,6 +37,7 @@ import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import attention_bench
+import world_bench
 from attention_judge import worst_over_bound
 from gpu_world import World
 from ring_shards import Shards
@@ -424,52 +424,17 @@ def text_of(row):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--library", required=True)
-    parser.add_argument("--nodes", type=int, default=1)
-    parser.add_argument("--locals", type=int, default=2)
-    parser.add_argument("--link-bandwidth", default="50GB/s")
-    parser.add_argument("--set", action="append", default=[], choices=["paper", "causal", "heads", "d64", "batch", "long"])
-    parser.add_argument("--only", default="", help="cases whose text contains this")
-    parser.add_argument("--up-to", type=int, default=1 << 30, help="rows of the sequence")
-    parser.add_argument("--streams", default="0", help="warpgroups that share rows; 0: the operator's own choice; it comes first")
-    parser.add_argument("--seconds", type=float, default=0.8, help="of turns, a case")
+    world_bench.add_options(parser, ["paper", "causal", "heads", "d64", "batch", "long"], up_to="rows of the sequence", streams="share rows")
     parser.add_argument("--trace", action="store_true", help="into the JSON: when SMs compute and wait")
-    parser.add_argument("--json")
     arguments = parser.parse_args()
-    if arguments.nodes not in (1, 2):
-        parser.error("one node, or two")
-    streams = [int(one) for one in arguments.streams.split(",")]
     world = World(arguments.library, arguments.nodes, arguments.locals, arguments.link_bandwidth, FUNCTIONS)
-    link = float(arguments.link_bandwidth.removesuffix("GB/s")) * 1e3
     import fa3_fwd._C  # noqa: F401, PLC0415 - it wants CUDA, which the world must see first
 
-    rows, wrong, cut_short = [], 0, 0
-    for which in arguments.set or ["paper"]:
-        for case in cases_of(which):
-            if arguments.only not in str(case) or case.seq > arguments.up_to:
-                continue
-            try:
-                row = measure(world, case, streams, arguments.seconds, link, arguments.trace)
-            except Exception as error:  # noqa: BLE001 - the other cases go on
-                print(f"{case}: {type(error).__name__}: {str(error)[:500]}", flush=True)
-                cut_short += 1
-                continue
-            finally:
-                torch.cuda.empty_cache()
-            wrong += not row["worst_over_bound"] <= 1
-            rows.append(row)
-            print(text_of(row), flush=True)
-            if arguments.json:
-                document = dict(command=" ".join(sys.argv), machine=attention_bench.machine(), nodes=arguments.nodes,
-                                locals=arguments.locals, network=f"paced loopback, {arguments.link_bandwidth} a rail"
-                                if arguments.nodes > 1 else "none", cases=rows)
-                with open(arguments.json, "w", encoding="utf-8") as file:
-                    json.dump(document, file, indent=1)
-                    file.write("\n")
-    print(f"{len(rows)} cases, {wrong} wrong, {cut_short} cut short")
-    # Daemons of this process, and streams of a library: their ends are the process's.
-    sys.stdout.flush()
-    os._exit(1 if wrong or cut_short else 0)
+    streams, link = world_bench.streams_of(arguments), world_bench.link_bytes_per_us(arguments)
+    cases = (case for which in arguments.set or ["paper"] for case in cases_of(which) if case.seq <= arguments.up_to)
+    world_bench.run(arguments, cases, text_of=text_of, machine=attention_bench.machine,
+                    measure=lambda case: measure(world, case, streams, arguments.seconds, link, arguments.trace),
+                    right=lambda row: row["worst_over_bound"] <= 1)
 
 
 if __name__ == "__main__":
