@@ -50,11 +50,22 @@ programs=(dma_queue_test operators_gpu_test ring_attention_gpu_test moe_gpu_test
 scripts=({attention_bench,attention_judge,gpu_world,grouped_gemm_bench,grouped_judge,moe_baseline,moe_bench,moe_judge,moe_world}.py
   {ring_bench,ring_shards,ring_world,world_bench,../bench/torch_async_tp}.py)
 
+# lacks LIBRARY SCRIPT...: says which functions that these scripts name the library does not show, in $folder.
+lacks() {
+  local library=$1 function
+  shift
+  [ -f "$folder/$library" ] || return
+  for function in $(comm -23 <(grep -oh '\bmk_[a-z_]*[a-z]\b' "$@" | sort -u) \
+    <(nm -D --defined-only "$folder/$library" | awk '{print $3}' | sort -u)); do
+    echo "acceptance: $library shows no $function: steps that call it will fail" >&2
+  done
+}
+
 pack() {
   local build=$1 folder=$2 program library wheel any=
   mkdir -p "$folder/lib"
   cp "$0" "${scripts[@]/#/$(dirname "$0")/}" "$folder/"
-  for program in "${programs[@]/#/tests/gpu/}" daemon/mkerneld tests/bench/mkbench/mkbench; do
+  for program in "${programs[@]/#/tests/gpu/}" daemon/mkerneld daemon/mkctl/mkctl tests/bench/mkbench/mkbench; do
     if [ -x "$build/$program" ]; then
       cp "$build/$program" "$folder/"
       any=1
@@ -66,6 +77,8 @@ pack() {
     echo "acceptance: there is nothing in '$build': name a build folder, as build/release" >&2
     return 2
   fi
+  lacks libmoe_abi.so "$folder"/{moe_,gpu_world,grouped_gemm_bench}*.py
+  lacks libring_abi.so "$folder"/{ring_,gpu_world,attention_bench}*.py
   # All but what belongs to the system, the compiler and CUDA: those the other machine has, newer.
   for library in $(ldd "$folder"/* 2>/dev/null | awk '$2 == "=>" && $3 ~ /^\// {print $3}' | sort -u); do
     case ${library##*/} in
@@ -85,7 +98,7 @@ pack() {
 }
 
 archive() {
-  strip --strip-unneeded "$1"/{*_test,*_bench,*.so,mkerneld,mkbench} "$1"/lib/* 2>/dev/null
+  strip --strip-unneeded "$1"/{*_test,*_bench,*.so,mkerneld,mkctl,mkbench} "$1"/lib/* 2>/dev/null
   # Programs hold the same kernels: one dictionary over all of them.
   tar -C "$(dirname "$1")" -cf - "$(basename "$1")" | xz -T1 --lzma2=preset=1,dict=256MiB >"$1.tar.xz"
 }

@@ -19,6 +19,7 @@ class Acceptance(unittest.TestCase):
 
     def program(self, name, script):
         path = self.folder / "build/tests/gpu" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(f"#!/bin/sh\n{script}\n", encoding="utf-8")
         path.chmod(0o755)
 
@@ -83,12 +84,22 @@ class Acceptance(unittest.TestCase):
         self.assertEqual([line.split()[0] for line in text.splitlines()], ["moe", "combine", "ring"])
         self.assertEqual(self.run_steps("moe=20", "attention", "combine=20", how="each")[0], 1)
 
+    def test_a_library_that_lacks_what_scripts_call_is_named(self):
+        source = "void mk_world_create(void) {} __attribute__((visibility(\"hidden\"))) void mk_grouped_create(void) {}"
+        library = self.folder / "build/tests/gpu/libmoe_abi.so"
+        subprocess.run(["cc", "-shared", "-fPIC", "-x", "c", "-", "-o", library], input=source, text=True, check=True)
+        status, text = self.call(SCRIPT, "pack", self.folder / "build", self.folder / "packed")
+        self.assertEqual(status, 0)
+        self.assertIn("libmoe_abi.so shows no mk_grouped_create: ", text)
+        self.assertNotIn("mk_world_create", text)
+
     def test_an_archive_holds_what_was_packed(self):
         self.program("moe_gpu_test", "true")
+        self.program("../../daemon/mkctl/mkctl", "true")
         self.assertEqual(self.call(SCRIPT, "pack", self.folder / "build", self.folder / "packed")[0], 0)
         self.assertEqual(self.call(SCRIPT, "archive", self.folder / "packed")[0], 0)
         with tarfile.open(self.folder / "packed.tar.xz") as archive:
-            self.assertLessEqual({"packed/moe_gpu_test", "packed/acceptance.sh", "packed/ring_bench.py"}, set(archive.getnames()))
+            self.assertLessEqual({"packed/moe_gpu_test", "packed/mkctl", "packed/acceptance.sh", "packed/ring_bench.py"}, set(archive.getnames()))
 
     def test_wrong_elements_are_counted(self):
         self.program("operators_bench", 'echo "ag_gemm | 0 wrong, 0.9 of bound"; echo "gemm_rs | 7 wrong, 2.0 of bound"; exit 1')

@@ -63,8 +63,8 @@ class World:
         """What PyTorch is asked for goes to the rank's stream."""
         return torch.cuda.stream(self.streams[r])
 
-    def make_rails(self, elements):
-        return Rails(self, elements)
+    def make_rails(self, elements, kept):
+        return Rails(self, elements, kept)
 
     def synchronize(self):
         for r in range(self.size):
@@ -110,19 +110,18 @@ class Memory:
 
 
 class Rails:
-    """The daemons' rails between two nodes, and `elements` of 16 bits on each rank that they reach: `memory[rank]`."""
+    """The daemons' rails between two nodes, and `elements` of 16 bits on each rank that they reach: `memory[rank]`.
+    They end with `kept`, an ExitStack."""
 
-    def __init__(self, world, elements):
+    def __init__(self, world, elements, kept):
         self.world = world
         addresses = (ctypes.c_void_p * world.size)()
         self.handle = world.c.mk_rails_create(world.handle, 2 * elements, addresses)
+        kept.callback(world.c.mk_rails_destroy, self.handle)
         self.memory = []
         for r in range(world.size):
             with torch.cuda.device(r):
                 self.memory.append(torch.as_tensor(Memory(addresses[r], elements), device=f"cuda:{r}").view(torch.bfloat16))
-
-    def close(self):
-        self.world.c.mk_rails_destroy(self.handle)
 
     def begin(self):
         self.world.c.mk_rails_begin(self.handle)

@@ -6,6 +6,7 @@
 #include <cstdint>
 
 extern "C" {
+#pragma GCC visibility push(default)
 
 /// As GroupedGemmProblem and GroupedGemmTuning have it, enumerations as their numbers.
 struct MkGroupedProblem {
@@ -28,4 +29,5 @@ const char* mk_grouped_variant(void* plan);
 const char* mk_grouped_error();
 void mk_grouped_destroy(void* plan);
 
+#pragma GCC visibility pop
 }  // extern "C"

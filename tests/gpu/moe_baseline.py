@@ -13,9 +13,9 @@ ALIGN = 128  # DeepGEMM's rows of an expert
 
 class Baseline:
     """`ids`, by rank: [tokens, top_k], none of them -1. `grouped(r, a, weights, ends, experts)` multiplies rows that are sorted by
-    expert; with `align`, an expert's rows begin at multiples of so many."""
+    expert, of which each one's begin at multiples of `align`. It ends with `kept`."""
 
-    def __init__(self, world, case, tensors, grouped, align=1):
+    def __init__(self, world, case, tensors, grouped, align, kept):
         self.world, self.case, self.tensors, self.grouped, self.align = world, case, tensors, grouped, align
         size, here = world.size, case.experts // world.size
         self.here = here
@@ -27,7 +27,7 @@ class Baseline:
             of_expert = torch.bincount(torch.cat([t.ids_host.flatten() for t in tensors]).long(), minlength=case.experts)
             own = of_expert[d * here:(d + 1) * here]
             self.padded.append(int(((own + align - 1) // align * align).sum()))
-        self.routes = Routes(world, self.counts, case.hidden, tensors[0].tokens.dtype)
+        self.routes = Routes(world, self.counts, case.hidden, tensors[0].tokens.dtype, kept)
         self.state = [None] * size
 
     # Each step goes over all ranks, so that their streams have work alike.
@@ -77,7 +77,7 @@ class Baseline:
                 state = self.state[r]
                 state["sent"] = self.tensors[r].tokens.index_select(0, state["order"] // self.case.top_k)
         self.send_counts()
-        came = self.routes.there([state["sent"] for state in self.state])
+        came = self.routes.there([state.pop("sent") for state in self.state])
         self.arrange()
         for r in range(self.world.size):
             with self.world.on(r):
@@ -123,7 +123,7 @@ class Baseline:
 class Routes:
     """The all-to-all of rows of `hidden` elements, and its way back. counts[r][d]: rows of rank r for rank d."""
 
-    def __init__(self, world, counts, hidden, dtype):
+    def __init__(self, world, counts, hidden, dtype, kept):
         self.world, self.counts, self.hidden, self.dtype = world, counts, hidden, dtype
         size, count = world.size, world.locals
         self.total = [sum(counts[r][d] for r in range(size)) for d in range(size)]
@@ -133,11 +133,7 @@ class Routes:
         # A relay, in rail memory: what the ranks of this node have for the rail peer; then what comes of the peer's node.
         self.relayed = [sum(counts[world.mate(r, s)][world.peer(r)] for s in range(count)) for r in range(size)]
         self.room = max(self.relayed) * hidden
-        self.rails = world.make_rails(2 * self.room)
-
-    def close(self):
-        if self.rails is not None:
-            self.rails.close()
+        self.rails = world.make_rails(2 * self.room, kept)
 
     def node(self, r):
         return range(r // self.world.locals * self.world.locals, (r // self.world.locals + 1) * self.world.locals)

@@ -54,7 +54,7 @@ class HostWorld(World):
     def on(self, r):
         return contextlib.nullcontext()
 
-    def make_rails(self, elements):
+    def make_rails(self, elements, kept):
         return HostRails(self, elements)
 
     def exchange(self, moves, streams):
@@ -98,7 +98,7 @@ class MoeBaseline(unittest.TestCase):
             tensors.append(types.SimpleNamespace(
                 tokens=normal(count, case.hidden), ids=ids, ids_host=ids, weights=torch.rand(count, case.top_k, dtype=torch.float64),
                 first=normal(3, case.features * (2 if gate else 1), case.hidden), second=normal(3, case.hidden, case.features)))
-        baseline = Baseline(world, case, tensors, grouped, align)
+        baseline = Baseline(world, case, tensors, grouped, align, contextlib.ExitStack())
         for _ in range(2):
             baseline.layer()
             for t in tensors:
@@ -142,7 +142,12 @@ class MoeBaseline(unittest.TestCase):
         self.assertEqual(layer.bytes_needed(), (20, 60))
 
     def test_the_loop_over_cases_says_what_was_wrong(self):
-        def measure(case):
+        memory = []
+
+        def measure(case, kept):
+            self.assertEqual(memory, [], "what the case before has made")
+            memory.append(case)
+            kept.callback(memory.clear)
             if case == "breaks":
                 raise RuntimeError("no memory")
             return {"case": case}

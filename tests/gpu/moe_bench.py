@@ -61,12 +61,12 @@ def cases_of(which, size):
 class Sides:
     """What is timed: by name, what queues a launch on the ranks' streams."""
 
-    def __init__(self, world, case, library, streams):
-        self.world, self.case = world, case
-        self.layer = Layer(world, case, streams[0])
-        self.layers = {streams[0]: self.layer, **{groups: Layer(world, case, groups, self.layer) for groups in streams[1:]}}
-        self.sides, self.plans, self.baselines = {}, [], {}
-        for groups, layer in self.layers.items():
+    def __init__(self, world, case, library, streams, kept):
+        self.world, self.case, self.kept = world, case, kept
+        self.layer = Layer(world, case, streams[0], kept=kept)
+        layers = {streams[0]: self.layer, **{groups: Layer(world, case, groups, self.layer, kept=kept) for groups in streams[1:]}}
+        self.sides, self.baselines = {}, {}
+        for groups, layer in layers.items():
             for part in PARTS:
                 halves = (part != "combine", part != "dispatch")
                 name = f"{part}_g{groups}" if groups else part
@@ -74,23 +74,24 @@ class Sides:
         for part in PARTS:
             halves = (part != "combine", part != "dispatch")
             self.sides[f"unfused_{part}"] = lambda halves=halves: self.layer.launch(*halves, True)
+        self.rows = {}
         self.add_cores(library)
         self.add_baseline("torch", grouped_by_torch, 1)
         self.add_baseline("deepgemm", grouped_by_deepgemm, ALIGN)
 
-    def close(self):
-        for library, plan in self.plans:
-            library.c.mk_grouped_destroy(plan)
-        for baseline in self.baselines.values():
-            baseline.routes.close()
-        for layer in self.layers.values():
-            layer.close()
-        self.sides.clear()
+    def rows_for(self, which, r, rows):
+        """So many rows for a product alone; each side has the same."""
+        features = (self.layer.tensors[r].first if which == 1 else self.layer.tensors[r].second).shape[2]
+        with self.world.on(r):
+            room = self.layer.rows[r] + self.layer.here * ALIGN
+            if (which, r) not in self.rows:
+                self.rows[which, r] = torch.randn(room, features, device=self.world.device(r), dtype=torch.bfloat16)
+        return self.rows[which, r][:rows]
 
     def add_cores(self, path):
         """Our grouped product, over rows that lie ready."""
         library, layer, case = grouped_gemm_bench.Library(path), self.layer, self.case
-        plans, self.kept = {1: [], 2: []}, []
+        plans, used = {1: [], 2: []}, []
         for r in range(self.world.size):
             t = layer.tensors[r]
             counts = torch.bincount(torch.cat([its.ids_host for its in layer.tensors]).flatten().long(), minlength=case.experts)
@@ -98,27 +99,27 @@ class Sides:
             offsets = torch.cat([torch.zeros(1, dtype=torch.int64), own.cumsum(0)]).int().to(self.world.device(r))
             for which, weights, gated in ((1, t.first, case.gated), (2, t.second, False)):
                 n, k = weights.shape[1:]
-                a = torch.randn(max(1, layer.rows[r]), k, device=self.world.device(r), dtype=torch.bfloat16)
+                a = self.rows_for(which, r, max(1, layer.rows[r]))
                 c = torch.empty(a.shape[0], n // 2 if gated else n, device=a.device, dtype=a.dtype)
                 with torch.cuda.device(r):
                     problem = grouped_gemm_bench.Problem(0, 0, int(gated), layer.here, a.shape[0], n, k, a.data_ptr(), weights.data_ptr(),
                                                          c.data_ptr(), offsets.data_ptr(), None, None, None, 0, 0, 0)
                     plans[which].append(library.plan(problem))
-                self.kept += [a, c, offsets]
+                    self.kept.callback(library.c.mk_grouped_destroy, plans[which][-1])
+                used.append((c, offsets))
         self.world.synchronize()
 
-        def core(which):
+        def core(which, _=used):
             for r, plan in enumerate(plans[which]):
                 with self.world.on(r):
                     library.launch(plan)
 
-        self.plans = [(library, plan) for of_one in plans.values() for plan in of_one]
         for which in (1, 2):
             self.sides[f"core{which}_ours"] = lambda which=which: core(which)
 
     def add_baseline(self, name, grouped, align):
         try:
-            baseline = Baseline(self.world, self.case, self.layer.tensors, grouped, align)
+            baseline = Baseline(self.world, self.case, self.layer.tensors, grouped, align, self.kept)
             self.baselines[name] = baseline
             for part in PARTS:
                 side = getattr(baseline, part)
@@ -131,10 +132,7 @@ class Sides:
             return
         # Its products alone, over what the layer has left of its rows.
         for which, weights_of in ((1, lambda t: t.first), (2, lambda t: t.second)):
-            rows = []
-            for r, t in enumerate(self.layer.tensors):
-                with self.world.on(r):
-                    rows.append(torch.randn(baseline.padded[r], weights_of(t).shape[2], device=self.world.device(r), dtype=torch.bfloat16))
+            rows = [self.rows_for(which, r, baseline.padded[r]) for r in range(self.world.size)]
 
             def core(rows=rows, weights_of=weights_of):
                 for r, t in enumerate(self.layer.tensors):
@@ -165,6 +163,13 @@ class Sides:
             for name in names:
                 times[name].append(self.world.time(self.sides[name]))
         return times
+
+    def drop_baselines(self):
+        """Their memory, and that of the products alone: what is judged is there."""
+        self.sides.clear()
+        self.rows.clear()
+        for baseline in self.baselines.values():
+            baseline.state.clear()
 
     def right(self):
         return all(baseline.routes.rails is None or baseline.routes.rails.right() for baseline in self.baselines.values())
@@ -225,21 +230,19 @@ def row_of(world, sides, times, link_bytes_per_us):
     return row
 
 
-def measure(world, case, library, streams, seconds, link_bytes_per_us):
-    sides = Sides(world, case, library, streams)
-    try:
-        row = row_of(world, sides, sides.time(seconds), link_bytes_per_us)
-        sides.layer.poison()
-        world.time(sides.sides["layer"])
-        row["launch"] = {part: {name: getattr(stats, name) for name, _ in stats._fields_}
-                         for part, stats in (("dispatch", sides.layer.finish(False)), ("combine", sides.layer.finish(True)))}
-        row["worst_over_bound"] = dict(dispatch=judge_first(sides.layer), combine=judge_second(sides.layer))
-        row["baselines_differ_by"] = sides.baselines_differ_by()
-        if not sides.right():
-            raise RuntimeError("the baseline missed flags")
-        return row
-    finally:
-        sides.close()
+def measure(world, case, kept, library, streams, seconds, link_bytes_per_us):
+    sides = Sides(world, case, library, streams, kept)
+    row = row_of(world, sides, sides.time(seconds), link_bytes_per_us)
+    sides.layer.poison()
+    world.time(sides.sides["layer"])
+    row["launch"] = {part: {name: getattr(stats, name) for name, _ in stats._fields_}
+                     for part, stats in (("dispatch", sides.layer.finish(False)), ("combine", sides.layer.finish(True)))}
+    row["baselines_differ_by"] = sides.baselines_differ_by()
+    if not sides.right():
+        raise RuntimeError("the baseline missed flags")
+    sides.drop_baselines()
+    row["worst_over_bound"] = dict(dispatch=judge_first(sides.layer), combine=judge_second(sides.layer))
+    return row
 
 
 def text_of(row):
@@ -259,7 +262,7 @@ def main():
     streams, link = world_bench.streams_of(arguments), world_bench.link_bytes_per_us(arguments)
     cases = (case for which in arguments.set or ["deepseek"] for case in cases_of(which, world.size) if case.tokens <= arguments.up_to)
     world_bench.run(arguments, cases, text_of=text_of, machine=grouped_gemm_bench.machine,
-                    measure=lambda case: measure(world, case, arguments.library, streams, arguments.seconds, link),
+                    measure=lambda case, kept: measure(world, case, kept, arguments.library, streams, arguments.seconds, link),
                     right=lambda row: max(row["worst_over_bound"].values()) <= 1)
 
 

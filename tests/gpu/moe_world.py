@@ -77,9 +77,9 @@ def route(case, world, generator):
 
 
 class Layer:
-    """Its tensors on all ranks (`tensors`), which may be those of another layer of the case, and our launches."""
+    """Its tensors on all ranks (`tensors`), which may be those of another layer of the case, and our launches, until `kept` ends."""
 
-    def __init__(self, world, case, stream_groups=0, like=None):
+    def __init__(self, world, case, stream_groups=0, like=None, *, kept):
         self.world, self.case, self.here = world, case, case.experts // world.size
         if like is None:
             self.draw()
@@ -89,6 +89,7 @@ class Layer:
                       self.rows_max, 0, stream_groups)
         self.handle = world.c.mk_moe_create(world.handle, ctypes.byref(shape))
         world.require(not self.handle)
+        kept.callback(world.c.mk_moe_destroy, self.handle)
         self.arguments = (Tensors * world.size)(*(
             Tensors(*(tensor.data_ptr() for tensor in (t.tokens, t.ids, t.weights, t.first, t.second, t.y, t.out)), case.tokens)
             for t in self.tensors))
@@ -115,9 +116,6 @@ class Layer:
             its.out = torch.empty(case.tokens, case.hidden, device=world.device(r), dtype=torch.bfloat16)
             self.tensors.append(its)
         world.synchronize()
-
-    def close(self):
-        self.world.c.mk_moe_destroy(self.handle)
 
     def launch(self, first, second, unfused=False):
         self.world.require(self.world.c.mk_moe_launch(self.handle, self.arguments, int(first), int(second), int(unfused)))

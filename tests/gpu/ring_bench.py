@@ -85,8 +85,8 @@ def cases_of(which):
 class Ranks:
     """The tensors of all ranks, and the sides that compute them."""
 
-    def __init__(self, world, case, streams):
-        self.world, self.case = world, case
+    def __init__(self, world, case, streams, kept):
+        self.world, self.case, self.kept = world, case, kept
         size = world.size
         self.rows = case.seq // size
         if case.seq % (size * (2 if case.causal else 1)):
@@ -100,7 +100,7 @@ class Ranks:
         self.other_o = [torch.empty_like(q) for q in self.q]
         self.rings = {f"fused_g{g}" if g else "fused": self.make_ring(g) for g in streams}
         self.ring = next(iter(self.rings.values()))
-        self.shards = Shards(world, case, self.k, self.v)
+        self.shards = Shards(world, case, self.k, self.v, kept)
         self.part, self.parts_each, self.positions = self.shards.part, self.shards.parts_each, self.shards.positions
         self.all_k, self.all_v = self.shards.all_k, self.shards.all_v
         for r in ranks:
@@ -118,6 +118,7 @@ class Ranks:
         shape = Shape(0, case.batch, case.query_heads, case.key_heads, case.dim, int(case.causal), case.seq, groups)
         ring = self.world.c.mk_ring_create(self.world.handle, ctypes.byref(shape))
         self.world.require(not ring)
+        self.kept.callback(self.world.c.mk_ring_destroy, ring)
         return ring
 
     def make_plans(self):
@@ -135,14 +136,8 @@ class Ranks:
                     for at, tensor in enumerate((q, self.all_k[r], self.all_v[r], o)):
                         problem.strides[at] = (ctypes.c_int64 * 3)(*tensor.stride()[:3])
                     plans.append((r, core, core.plan(problem)))
+                    self.kept.callback(core.c.mk_attention_destroy, plans[-1][2])
         return plans
-
-    def close(self):
-        for _, core, plan in self.plans:
-            core.c.mk_attention_destroy(plan)
-        self.shards.close()
-        for ring in self.rings.values():
-            self.world.c.mk_ring_destroy(ring)
 
     # The sides.
 
@@ -388,28 +383,25 @@ def row_of(world, ranks, times, link_bytes_per_us):
     return row
 
 
-def measure(world, case, streams, seconds, link_bytes_per_us, traced):
-    ranks = Ranks(world, case, streams)
-    try:
-        times = ranks.time(seconds)
-        row = row_of(world, ranks, times, link_bytes_per_us)
-        worst, stats = ranks.judge()
-        compute, others = ctypes.c_uint32(), ctypes.c_uint32()
-        world.c.mk_ring_blocks(ranks.ring, ctypes.byref(compute), ctypes.byref(others))
-        slowest = max(stats, key=lambda one: one.total_ns)
-        row.update(worst_over_bound=worst, compute_sms=compute.value, other_sms=others.value,
-                   launch=dict(total_us=slowest.total_ns / 1e3, compute_end_us=slowest.compute_end_ns / 1e3,
-                               share_end_us=slowest.share_end_ns / 1e3, waits=slowest.waits,
-                               wait_us_per_sm=slowest.wait_ns / 1e3 / compute.value))
-        if traced:
-            row["trace"] = ranks.trace()
-        if world.size > 1:
-            row["baselines_differ_by"] = ranks.baseline_difference()
-            if world.nodes > 1 and not ranks.shards.rails.right():
-                raise RuntimeError("the baseline missed flags")
-        return row
-    finally:
-        ranks.close()
+def measure(world, case, kept, streams, seconds, link_bytes_per_us, traced):
+    ranks = Ranks(world, case, streams, kept)
+    times = ranks.time(seconds)
+    row = row_of(world, ranks, times, link_bytes_per_us)
+    worst, stats = ranks.judge()
+    compute, others = ctypes.c_uint32(), ctypes.c_uint32()
+    world.c.mk_ring_blocks(ranks.ring, ctypes.byref(compute), ctypes.byref(others))
+    slowest = max(stats, key=lambda one: one.total_ns)
+    row.update(worst_over_bound=worst, compute_sms=compute.value, other_sms=others.value,
+               launch=dict(total_us=slowest.total_ns / 1e3, compute_end_us=slowest.compute_end_ns / 1e3,
+                           share_end_us=slowest.share_end_ns / 1e3, waits=slowest.waits,
+                           wait_us_per_sm=slowest.wait_ns / 1e3 / compute.value))
+    if traced:
+        row["trace"] = ranks.trace()
+    if world.size > 1:
+        row["baselines_differ_by"] = ranks.baseline_difference()
+        if world.nodes > 1 and not ranks.shards.rails.right():
+            raise RuntimeError("the baseline missed flags")
+    return row
 
 
 def text_of(row):
@@ -433,7 +425,7 @@ def main():
     streams, link = world_bench.streams_of(arguments), world_bench.link_bytes_per_us(arguments)
     cases = (case for which in arguments.set or ["paper"] for case in cases_of(which) if case.seq <= arguments.up_to)
     world_bench.run(arguments, cases, text_of=text_of, machine=attention_bench.machine,
-                    measure=lambda case: measure(world, case, streams, arguments.seconds, link, arguments.trace),
+                    measure=lambda case, kept: measure(world, case, kept, streams, arguments.seconds, link, arguments.trace),
                     right=lambda row: row["worst_over_bound"] <= 1)
 
 

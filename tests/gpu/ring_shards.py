@@ -4,22 +4,23 @@ import torch
 
 class Shards:
     """K and V of all ranks (`own` of each), and where they come on every rank: whole, for a core over all keys (`all_k`,
-    `all_v`), and shard by shard (`came`), for a ring."""
+    `all_v`), and shard by shard (`came`), for a ring. They hold memory until
+    `kept` ends."""
 
-    def __init__(self, world, case, keys, values):
+    def __init__(self, world, case, keys, values, kept):
         self.world, self.case, self.k, self.v, self.rails = world, case, keys, values, None
         self.rows = keys[0].shape[1]
         self.parts_each = 2 if case.causal and world.size > 1 else 1
         self.part = self.rows // self.parts_each
         self.kv_bytes = 2 * 2 * case.batch * self.rows * case.key_heads * case.dim  # of a rank
-        self.make_gathered()
+        self.make_gathered(kept)
 
     def positions(self, rank):
         """(first row in the sequence, first row in the rank's tensors) of its parts."""
         parts = [rank] if self.parts_each == 1 else [rank, 2 * self.world.size - 1 - rank]
         return [(part * self.part, half * self.part) for half, part in enumerate(parts)]
 
-    def make_gathered(self):
+    def make_gathered(self, kept):
         """Where K and V of all ranks come: whole, for a core over all keys, and shard by shard (`came`), for a ring."""
         case, size = self.case, self.world.size
         own = (case.batch, self.rows, case.key_heads, case.dim)
@@ -34,7 +35,7 @@ class Shards:
             return
         # Memory that the rails know has the same places on all ranks: K and V whole, then those of each node's shard.
         of_whole, of_shard = (case.batch * rows * case.key_heads * case.dim for rows in (case.seq, self.rows))
-        self.rails = self.world.make_rails(2 * of_whole + 4 * of_shard)
+        self.rails = self.world.make_rails(2 * of_whole + 4 * of_shard, kept)
         self.all_k, self.all_v, self.own, self.came, self.parcels, self.shard_parcels = ([] for _ in range(6))
         for r in range(size):
             memory = self.rails.memory[r]
@@ -56,10 +57,6 @@ class Shards:
                       for tensor in range(2) for b in range(case.batch) for first, _ in self.positions(r)]
             self.parcels.append([(at, at, count) for at, count in places])
             self.shard_parcels.append([(at, at, of_shard) for at in (first_of(node, 0), first_of(node, 1))])
-
-    def close(self):
-        if self.rails is not None:
-            self.rails.close()
 
     def origins(self, r):
         """Whose shards come to a rank, in the order of a ring: its node's, its rail peer's, those of the peer's node."""
