@@ -34,22 +34,31 @@ MK_HOST_DEVICE inline void collect_chunk(GatherBlock<Executor>& gather, const Ga
 }
 
 /// Sees that all ranks take part with the same m, also those without rows, and brings everybody's
-/// rows to `whole`, if that is not null. One of `blocks` blocks: origins `index`, `index` +
-/// `blocks`, ... in the order of their expected arrival. `shard_of(rank)`: the rank's rows of all.
+/// rows to `whole`, if that is not null. One of `blocks` blocks. They share all origins' chunks, in
+/// the order of expected arrival: with fewer ranks than blocks, none is without work.
+/// `shard_of(rank)`: the rank's rows of all.
 template <class Executor, class ShardOf>
 MK_HOST_DEVICE inline bool collect(GatherBlock<Executor>& gather, const GatherSource& own,
                                    std::byte* whole, std::uint32_t blocks, ShardOf&& shard_of) {
   auto& block = gather.block;
-  for (std::uint32_t position = block.index; position < block.world.size(); position += blocks) {
+  // How many chunks, or headers where no rows are wanted, come before this block's next.
+  std::uint32_t skip = block.index;
+  for (std::uint32_t position = 0; position < block.world.size(); ++position) {
     const std::uint32_t origin = gather.schedule.origin_at(position);
-    if (!gather.await_header(origin)) return false;
-    if (whole == nullptr) continue;
     const ShardRange shard = shard_of(origin);
     const std::uint32_t chunks = gather.schedule.chunks(shard.count);
-    for (std::uint32_t chunk = 1; chunk < chunks; ++chunk) {
-      if (!gather.await_chunk(origin, chunk)) return false;
-      collect_chunk(gather, own, whole, origin, shard, chunk);
+    const bool rows = whole != nullptr && chunks > 1;
+    const std::uint32_t shares = rows ? chunks - 1 : 1;
+    if (skip < shares) {
+      if (!gather.await_header(origin)) return false;
+      for (; rows && skip < shares; skip += blocks) {
+        const std::uint32_t chunk = 1 + skip;
+        if (!gather.await_chunk(origin, chunk)) return false;
+        collect_chunk(gather, own, whole, origin, shard, chunk);
+      }
+      if (!rows) skip += blocks;
     }
+    skip -= shares;
   }
   block.publish_done(blocks);
   return true;
