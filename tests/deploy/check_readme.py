@@ -152,8 +152,7 @@ def run_cpp():
 
 def run_python():
     (folder / "readme.py").write_text(program("python"))
-    # Unbuffered, ranks would write within each other's lines.
-    environment = f"PYTHONUNBUFFERED= PYTHONPATH={repository}/client/python MKERNEL_LIBRARY={library} MKERNEL_BIN={programs}"
+    environment = f"PYTHONPATH={repository}/client/python MKERNEL_LIBRARY={library} MKERNEL_BIN={programs}"
     expect(f"{environment} /usr/bin/python3 -m mkernel --nodes 2 --local 1 readme.py", r"\b0 \(64, 256\) 16384\.0", r"\b1 \(64, 256\) 16384\.0")
 
 

@@ -398,3 +398,9 @@ def what_takes_long_is_said():
         mkernel.gemm_ar(numpy.ones((4, 8), numpy.float16), numpy.ones((8, 8), numpy.float16))
     group.barrier()
     return sys.stderr.getvalue()
+
+
+def talks(lines):
+    mkernel.init().barrier()
+    for i in range(lines):
+        print("line", i, "of rank", os.environ["MKERNEL_RANK"])

@@ -131,3 +131,45 @@ def test_the_command_runs_a_script_on_every_rank(tmp_path):
 def test_the_command_names_the_rank_that_failed(tmp_path):
     done = run_command(tmp_path, 1)
     assert done.returncode == 1 and "rank 1 ended with status 3" in done.stderr
+
+
+TALK = """
+import os, sys, time
+rank = os.environ["MKERNEL_RANK"]
+for i in range(200):
+    for piece in ("line", " ", str(i), " of rank ", rank, "\\n"):
+        os.write(1 + i % 2, piece.encode())
+print("the end of rank", rank, end="")
+"""
+
+
+def test_ranks_do_not_write_within_each_others_lines(tmp_path):
+    """However small the pieces are that they write, to either stream; also a last line without an end."""
+    (tmp_path / "talk.py").write_text(TALK)
+    command = [sys.executable, "-m", "mkernel", "--nodes", "1", "--local", "3", str(tmp_path / "talk.py")]
+    environment = {**os.environ, "PYTHONPATH": str(PACKAGE), "PYTHONUNBUFFERED": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=4 * PATIENCE_S, env=environment)
+    assert done.returncode == 0, done.stderr
+    out = [f"line {i} of rank {rank}" for i in range(0, 200, 2) for rank in range(3)]
+    assert sorted(done.stdout.splitlines()) == sorted(out + [f"the end of rank {rank}" for rank in range(3)])
+    assert sorted(done.stderr.splitlines()) == sorted(f"line {i} of rank {rank}" for i in range(1, 200, 2) for rank in range(3))
+
+
+def test_a_rank_is_heard_while_it_runs(tmp_path):
+    (tmp_path / "wait.py").write_text("import time\nprint('here')\ntime.sleep(600)\n")
+    command = [sys.executable, "-m", "mkernel", "--nodes", "1", "--local", "1", str(tmp_path / "wait.py")]
+    environment = {**os.environ, "PYTHONPATH": str(PACKAGE)}
+    environment.pop("PYTHONUNBUFFERED", None)
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment) as ranks:
+        assert ranks.stdout.readline() == b"here\n"
+        ranks.terminate()
+
+
+def test_functions_do_not_write_within_each_others_lines(tmp_path):
+    program = f"import sys\nsys.path[:0] = {[str(PACKAGE), str(pathlib.Path(on_ranks.__file__).parent)]}\nimport mkernel, on_ranks\n"
+    program += "if __name__ == '__main__':\n    with mkernel.local_cluster(1, 3) as cluster:\n        cluster.run(on_ranks.talks, 1000)\n"
+    (tmp_path / "functions.py").write_text(program)
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    done = subprocess.run([sys.executable, str(tmp_path / "functions.py")], capture_output=True, text=True, timeout=4 * PATIENCE_S, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == sorted(f"line {i} of rank {rank}" for i in range(1000) for rank in range(3))

@@ -9,6 +9,7 @@ reach them. `LocalCluster.run` calls a function on every rank, each in a process
 from __future__ import annotations
 
 import importlib.util
+import io
 import json
 import math
 import multiprocessing
@@ -25,6 +26,7 @@ import traceback
 from typing import Any, Callable, Optional, Sequence
 
 from . import _c
+from ._lines import LineForwarder
 from .errors import Error, ErrorCode, RankFailed, invalid
 from .group import Place, shutdown
 
@@ -185,14 +187,25 @@ class LocalCluster:
                 pipe.close()
 
     def run_script(self, arguments: Sequence[str], timeout: Optional[float] = None) -> None:
-        """Runs ``python arguments...`` on every rank; the first that fails ends the others, and is a `RankFailed`."""
+        """Runs ``python arguments...`` on every rank; the first that fails ends the others, and is a `RankFailed`.
+
+        Output of the ranks appears as whole lines, as soon as they are written.
+        """
         self._jobs += 1
         processes = []
+        lines = LineForwarder()
         until = None if timeout is None else time.monotonic() + timeout
         try:
             for rank in range(self.world):
-                environment = {**os.environ, **self.environment(rank, f"local-{self._jobs}")}
-                processes.append(subprocess.Popen([sys.executable, *arguments], env=environment))
+                # To a pipe, Python would else write when it has much to say.
+                environment = {"PYTHONUNBUFFERED": "1", **os.environ, **self.environment(rank, f"local-{self._jobs}")}
+                out, err = lines.pipe(1), lines.pipe(2)
+                try:
+                    processes.append(subprocess.Popen([sys.executable, *arguments], env=environment, stdout=out, stderr=err))
+                finally:
+                    os.close(out)
+                    os.close(err)
+            lines.start()
             left = dict(enumerate(processes))
             failures: dict[int, str] = {}
             while left:
@@ -217,6 +230,7 @@ class LocalCluster:
                 process.kill()
             for process in processes:
                 process.wait()
+            lines.close()
 
 
 def local_cluster(nodes: int = 2, local: int = 2, **link: str) -> LocalCluster:
@@ -241,6 +255,10 @@ def _importable(function: Any) -> bool:
 
 def _rank_main(pipe: Any, environment: dict[str, str], function: Callable[..., Any], arguments: tuple) -> None:
     os.environ.update(environment)
+    for stream in (sys.stdout, sys.stderr):
+        # Under PYTHONUNBUFFERED, pieces of a line would leave one by one, and other ranks write between them.
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(line_buffering=True, write_through=False)
     try:
         answer: tuple = ("done", function(*arguments))
         shutdown()
