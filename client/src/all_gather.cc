@@ -8,21 +8,15 @@ namespace {
 
 struct AllGatherKind {
   static constexpr std::string_view kName = "all-gather";
-  using Shape = AllGather::Shape;
+  using Op = AllGather;
   using Plan = kernels::AllGatherPlan;
 
-  static Result<Plan> make_plan(const AttachOptions& options, const Shape& shape,
-                                const kernels::Tiling& tiling) {
-    MK_RETURN_IF_ERROR(check_dimension(kName, "m_max", shape.m_max));
-    MK_RETURN_IF_ERROR(check_dimension(kName, "n", shape.n));
-    MK_ASSIGN_OR_RETURN(const kernels::DType dtype, checked_any_dtype(kName, shape.dtype));
-    return Plan::make(options.nodes, options.local_size, static_cast<std::uint32_t>(shape.m_max),
-                      static_cast<std::uint32_t>(shape.n), dtype, tiling);
+  static Result<Plan> make_plan(const AttachOptions& options, const Op::Shape&,
+                                const CollectiveShape& checked, const kernels::Tiling& tiling) {
+    return Plan::make(options.nodes, options.local_size, checked.m_max, checked.n, checked.dtype,
+                      tiling);
   }
   static constexpr auto make_cpu = &kernels::make_all_gather_cpu;
-  static CollectiveRows rows(const AttachOptions& options, std::uint64_t m) {
-    return {rows_of_rank(m, options.world, options.rank).count, m};
-  }
 };
 using Operator = CollectiveOperator<AllGatherKind>;
 

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <iterator>
 #include <string>
+#include <type_traits>
 
 #include "client/src/c_operator.h"
 #include "kernels/ops/registry.h"
@@ -284,7 +285,8 @@ struct Kind<RingAttention> {
 
 // Of the operators that multiply nothing.
 template <class Class>
-struct CollectiveKind {
+requires std::is_base_of_v<Collective, Class>
+struct Kind<Class> {
   using Op = Class;
   using Shape = mk_collective_shape;
   using Arguments = mk_collective_arguments;
@@ -293,7 +295,10 @@ struct CollectiveKind {
   static constexpr const char* kArgumentsName = "mk_collective_arguments";
 
   static typename Op::Shape shape_of(const Shape& shape) {
-    return {shape.m_max, shape.n, static_cast<DataType>(shape.dtype)};
+    typename Op::Shape wanted{shape.m_max, shape.n, static_cast<DataType>(shape.dtype)};
+    if constexpr (requires { wanted.partials; })
+      wanted.partials = static_cast<Partials>(shape.partials);
+    return wanted;
   }
   static Result<LaunchStats> launch(Op& op, const Arguments& given, LaunchMode mode) {
     return op.launch(given.input, given.output, given.m, {mode, given.tag});
@@ -314,8 +319,6 @@ struct CollectiveKind {
     return nothing_of(kName, what);
   }
 };
-template <>
-struct Kind<AllGather> : CollectiveKind<AllGather> {};
 
 struct Operator {
   const char* name;

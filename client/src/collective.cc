@@ -25,6 +25,14 @@ Status check_collective(std::string_view op, const void* input, const void* outp
               op, out_bytes, out, in_bytes, in);
 }
 
+Result<CollectiveShape> checked_collective(std::string_view op, std::uint64_t m_max,
+                                           std::uint64_t n, DataType dtype) {
+  MK_RETURN_IF_ERROR(check_dimension(op, "m_max", m_max));
+  MK_RETURN_IF_ERROR(check_dimension(op, "n", n));
+  MK_ASSIGN_OR_RETURN(const kernels::DType checked, checked_any_dtype(op, dtype));
+  return CollectiveShape{static_cast<std::uint32_t>(m_max), static_cast<std::uint32_t>(n), checked};
+}
+
 Collective::Collective(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 Collective::Collective(Collective&&) noexcept = default;
 Collective& Collective::operator=(Collective&&) noexcept = default;

@@ -4,10 +4,10 @@
 /// operator's own:
 ///
 ///     static constexpr std::string_view kName;       // in messages: "all-gather"
-///     using Shape, Plan;                             // public; of kernels/
-///     static Result<Plan> make_plan(const AttachOptions&, const Shape&, const kernels::Tiling&);
+///     using Op, Plan;                                // the public class; of kernels/
+///     static Result<Plan> make_plan(const AttachOptions&, const Op::Shape&,
+///                                   const CollectiveShape&, const kernels::Tiling&);
 ///     static constexpr auto make_cpu;                // kernels::make_all_gather_cpu
-///     static CollectiveRows rows(const AttachOptions&, std::uint64_t m);
 #pragma once
 
 #include <memory>
@@ -50,6 +50,15 @@ class DeviceCollective : public DeviceOperator {
   virtual void* input() const { return nullptr; }
 };
 
+/// The checked part that every collective's shape has.
+struct CollectiveShape {
+  std::uint32_t m_max = 0;
+  std::uint32_t n = 0;
+  kernels::DType dtype = kernels::DType::kBf16;
+};
+Result<CollectiveShape> checked_collective(std::string_view op, std::uint64_t m_max,
+                                           std::uint64_t n, DataType dtype);
+
 /// Rows of a rank's input and output.
 struct CollectiveRows {
   std::uint64_t input = 0;
@@ -70,7 +79,8 @@ class __attribute__((visibility("hidden"))) CollectiveOperator final
   using Base::cpu;
   using Base::device;
   using Base::session_;
-  using Shape = typename Kind::Shape;
+  using Op = typename Kind::Op;
+  using Shape = typename Op::Shape;
 
  public:
   /// Collective.
@@ -79,7 +89,7 @@ class __attribute__((visibility("hidden"))) CollectiveOperator final
     MK_RETURN_IF_ERROR(check_executor(tuning));
     MK_RETURN_IF_ERROR(refuse_batch_invariance(Kind::kName, tuning));
     const AttachOptions& options = session.options();
-    MK_ASSIGN_OR_RETURN(auto plan, Kind::make_plan(options, shape, kernel_tiling(tuning)));
+    MK_ASSIGN_OR_RETURN(auto plan, make_plan(options, shape, tuning));
     MK_ASSIGN_OR_RETURN(const kernels::CpuOptions own, kernel_options(tuning, *session.impl()));
     std::unique_ptr<CollectiveOperator> made(new CollectiveOperator(session.impl(), shape));
     MK_RETURN_IF_ERROR(made->find_or_make_core(
@@ -92,8 +102,7 @@ class __attribute__((visibility("hidden"))) CollectiveOperator final
   static Result<std::uint64_t> workspace_bytes(const Session& session, const Shape& shape,
                                                const Tuning& tuning) {
     MK_RETURN_IF_ERROR(check_executor(tuning));
-    MK_ASSIGN_OR_RETURN(const auto plan,
-                        Kind::make_plan(session.options(), shape, kernel_tiling(tuning)));
+    MK_ASSIGN_OR_RETURN(const auto plan, make_plan(session.options(), shape, tuning));
     return plan.workspace_bytes;
   }
 
@@ -124,6 +133,12 @@ class __attribute__((visibility("hidden"))) CollectiveOperator final
   CollectiveOperator(std::shared_ptr<Session::Impl> session, const Shape& shape)
       : Base(std::move(session)), shape_(shape) {}
 
+  static Result<typename Kind::Plan> make_plan(const AttachOptions& options, const Shape& shape,
+                                               const Tuning& tuning) {
+    MK_ASSIGN_OR_RETURN(const CollectiveShape checked,
+                        checked_collective(Kind::kName, shape.m_max, shape.n, shape.dtype));
+    return Kind::make_plan(options, shape, checked, kernel_tiling(tuning));
+  }
   static Status check_executor(const Tuning& tuning) {
     if (tuning.executor == Executor::kCpu) return {};
     if (tuning.executor == Executor::kCuda) return propagate(no_device());
@@ -141,7 +156,10 @@ class __attribute__((visibility("hidden"))) CollectiveOperator final
                   "{} was created for m from 1 to {}; launched with {}", Kind::kName, shape_.m_max,
                   m);
     }
-    return check_collective(Kind::kName, input, output, Kind::rows(session_->options(), m),
+    const AttachOptions& place = session_->options();
+    return check_collective(Kind::kName, input, output,
+                            {Op::input_rows(m, place.world, place.rank).count,
+                             Op::output_rows(m, place.world, place.rank).count},
                             shape_.n * bytes_of(shape_.dtype));
   }
 

@@ -47,6 +47,7 @@ class CollectiveCpu {
 ///     static constexpr const char* kName;               // in messages: "all_gather"
 ///     using Plan, Launch;
 ///     class Executor;                                    // Executor(const Launch&): of one block
+///     static const auto& geometry(const Plan&);          // what its launch has of the plan
 ///     static std::vector<RoleThread> threads(const RoleBlocks&, const World&);
 ///     static Status bind(const Plan&, const void* input, void* output, std::uint32_t m, Launch&);
 ///                                  // checks the arguments; takes them if they are right
@@ -73,7 +74,8 @@ class CollectiveRunner final : public CollectiveCpu, private RoleBody {
   CollectiveRunner(const Plan& plan, const RankContext& context, const CpuOptions& options)
       : plan_(plan),
         rates_(rank_rates(options, context.world, 0.0)),
-        launch_(make_launch<typename Op::Launch>(plan, context, options.blocks, plan.banks())),
+        launch_(make_launch<typename Op::Launch>(Op::geometry(plan), context, options.blocks,
+                                                 plan.banks())),
         runner_(Op::kName, launch_, *this, options) {}
 
   Result<LaunchStats> launch(const void* input, void* output, std::uint32_t m, Mode mode) override {

@@ -50,6 +50,20 @@ inline Status expect_all(const Elements& found, std::uint32_t value, const char*
               wrong - found.begin(), found.size(), *wrong, value);
 }
 
+/// A launch of a collective with `rows` rows of the whole, for AnyOperator.
+inline auto collective_launch(std::uint64_t rows, std::uint64_t columns, const AttachOptions& place,
+                              const char* name) {
+  return [=](auto& op, std::uint32_t value) -> Status {
+    using Op = std::remove_cvref_t<decltype(op)>;
+    const Elements input =
+        filled(Op::input_rows(rows, place.world, place.rank).count * columns, value);
+    Elements output(Op::output_rows(rows, place.world, place.rank).count * columns, 0xffff);
+    MK_ASSIGN_OR_RETURN([[maybe_unused]] const auto stats,
+                        op.launch(input.data(), output.data(), rows));
+    return expect_all(output, Op::kSums ? value * place.world : value, name);
+  };
+}
+
 /// One rank's operator, whatever it is.
 class AnyOperator {
  public:
@@ -182,17 +196,13 @@ class AnyOperator {
                     });
         break;
       }
-      case Kind::kAllGather:
-        done = take(AllGather::create(session, {rows, columns}, tuning),
-                    [place, rows, columns](AllGather& op, std::uint32_t value) -> Status {
-                      const auto own = AllGather::rows_of(rows, place.world, place.rank);
-                      const Elements input = filled(own.count * columns, value);
-                      Elements output(rows * columns, 0xffff);
-                      MK_ASSIGN_OR_RETURN([[maybe_unused]] const auto stats,
-                                          op.launch(input.data(), output.data(), rows));
-                      return expect_all(output, value, "all-gather");
-                    });
-        break;
+#define MK_CASE(id, name, Class)                                 \
+  case Kind::k##Class:                                           \
+    done = take(Class::create(session, {rows, columns}, tuning), \
+                collective_launch(rows, columns, place, name));  \
+    break;
+        MK_COLLECTIVES(MK_CASE)
+#undef MK_CASE
     }
     if (!done) return propagate(done);
     return made;

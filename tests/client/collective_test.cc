@@ -3,11 +3,14 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <cstring>
 #include <random>
 #include <string>
 #include <vector>
 
+#include "client/tools/numeric/elements.h"
+#include "kernels/ops/registry.h"
 #include "mkernel/mkernel.h"
 #include "tests/client/c_calls.h"
 #include "tests/client/embedded_ranks.h"
@@ -68,6 +71,79 @@ TEST_P(CollectiveWorld, AllGatherGivesEveryRankAllRows) {
   }
 }
 
+double value_at(DataType type, const Bytes& bytes, std::size_t at) {
+  if (type == DataType::kF32) {
+    float value;
+    std::memcpy(&value, bytes.data() + at * sizeof value, sizeof value);
+    return value;
+  }
+  std::uint16_t bits;
+  std::memcpy(&bits, bytes.data() + at * sizeof bits, sizeof bits);
+  return tools::to_float(type, bits);
+}
+// Within +-1.
+Bytes random_elements(std::uint64_t seed, DataType type, std::size_t count) {
+  std::mt19937_64 random(seed);
+  Bytes bytes(count * bytes_of(type));
+  for (std::size_t i = 0; i < count; ++i) {
+    const float value = static_cast<float>(random() >> 40) * 0x1p-23F - 1;
+    const std::uint16_t bits = type == DataType::kF32 ? 0 : tools::from_float(type, value);
+    const void* from = &bits;
+    if (type == DataType::kF32) from = &value;
+    std::memcpy(bytes.data() + i * bytes_of(type), from, bytes_of(type));
+  }
+  return bytes;
+}
+
+// The same of sums, against float64.
+TEST_P(CollectiveWorld, ReduceScatterGivesEachRankItsSums) {
+  const auto [nodes, locals, fabric, other] = GetParam();
+  const std::uint32_t world = nodes * locals;
+  constexpr std::uint64_t kM = 150, kN = 133;
+  const auto cluster = cluster_of(nodes, fabric);
+  ASSERT_NE(nullptr, cluster);
+  for (const DataType type : {DataType::kF32, other}) {
+    const double rounding = type == DataType::kF32 ? 0 : tools::unit_roundoff(type);
+    for_ranks(world, [&, locals = locals, type = type](std::uint32_t rank) {
+      auto session = Session::attach(place(*cluster, locals, rank, name_of(type)));
+      ASSERT_TRUE(session) << session.error().message;
+      ReduceScatter::Tuning tuning;
+      tuning.chunk_bytes = 1024;
+      const auto partials = type == DataType::kF16 ? Partials::kF32 : Partials::kElement;
+      auto op = ReduceScatter::create(*session, {kM, kN, type, partials}, tuning);
+      ASSERT_TRUE(op) << op.error().message;
+      for (std::uint32_t launch = 0; launch < 7; ++launch) {
+        const std::uint64_t m = 1 + launch * 73 % kM;
+        std::vector<Bytes> inputs;
+        for (std::uint32_t r = 0; r < world; ++r)
+          inputs.push_back(random_elements(launch * 100 + r, type, m * kN));
+        const RowRange own = ReduceScatter::rows_of(m, world, rank);
+        Bytes output(own.count * kN * bytes_of(type), std::byte{0xff});
+        const auto stats =
+            op->launch(inputs[rank].data(), own.count == 0 ? nullptr : output.data(), m,
+                       launch % 3 == 2 ? LaunchMode::kUnfused : LaunchMode::kFused);
+        ASSERT_TRUE(stats) << stats.error().message;
+        EXPECT_EQ(launch + 1, stats->epoch);
+        for (std::size_t i = 0; i < own.count * kN; ++i) {
+          double expected = 0;
+          double magnitude = 0;
+          for (std::uint32_t r = 0; r < world; ++r) {
+            const double value = value_at(type, inputs[r], own.first * kN + i);
+            expected += value;
+            magnitude += std::fabs(value);
+          }
+          const double bound =
+              world == 1 ? 0 : world * 0x1p-23 * magnitude + 2 * rounding * magnitude + 0x1p-24;
+          ASSERT_NEAR(expected, value_at(type, output, i), bound)
+              << "launch " << launch << " rank " << rank << " element " << i;
+        }
+      }
+      EXPECT_TRUE(session->barrier());
+    });
+    if (HasFailure()) return;
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Worlds, CollectiveWorld, testing::ValuesIn(kEmbeddedWorlds),
                          name_of_world);
 
@@ -116,9 +192,12 @@ void expect_wrong_arguments_change_nothing() {
   ASSERT_TRUE(op->launch(ones.data(), output.data(), 8));
   EXPECT_EQ(ones, output);
 }
-TEST(Collectives, AllGatherRefusesWrongArguments) {
-  expect_wrong_arguments_change_nothing<AllGather>();
-}
+#define MK_TEST(id, name, Class)                    \
+  TEST(Collectives, Class##RefusesWrongArguments) { \
+    expect_wrong_arguments_change_nothing<Class>(); \
+  }
+MK_COLLECTIVES(MK_TEST)
+#undef MK_TEST
 
 // f32 is for these alone.
 TEST(Collectives, OperatorsThatMultiplyRefuseF32) {
@@ -154,6 +233,34 @@ TEST(CApiCollectives, AllGatherOfTwoRanks) {
     for (std::size_t i = 0; i < output.size(); ++i) EXPECT_EQ(i < 16 ? 1.0F : 2.0F, output[i]);
     expect_refused(mk_op_query(op, MK_OUTPUT, nullptr, nullptr), ErrorCode::kUnsupported,
                    {"all-gather has no MK_OUTPUT"});
+    leave(session, op);
+  });
+}
+
+TEST(CApiCollectives, ReduceScatterOfTwoRanks) {
+  const auto cluster = cluster_of(2);
+  for_ranks(2, [&](std::uint32_t rank) {
+    mk_session* const session = attach(*cluster, 1, rank);
+    auto shape = sized<mk_collective_shape>();
+    shape.m_max = 4;
+    shape.n = 8;
+    shape.dtype = MK_BF16;
+    shape.partials = 7;
+    mk_op* refused = nullptr;
+    expect_refused(mk_op_create(session, "reduce-scatter", &shape, &refused),
+                   ErrorCode::kInvalidArgument, {"reduce-scatter", "7"});
+    shape.partials = MK_PARTIALS_F32;
+    mk_op* const op = create(session, "reduce-scatter", &shape);
+    const Elements rows(32, rank == 0 ? 0x3f80 : 0x4000);  // 1 and 2
+    Elements output(16, 0xffff);
+    auto arguments = sized<mk_collective_arguments>();
+    arguments.input = rows.data();
+    arguments.output = output.data();
+    arguments.m = 4;
+    EXPECT_EQ(0, mk_op_launch(op, &arguments, MK_AUTO, nullptr)) << mk_last_error();
+    EXPECT_EQ(Elements(16, 0x4040), output);
+    expect_refused(mk_op_query(op, MK_INPUT, nullptr, nullptr), ErrorCode::kUnsupported,
+                   {"reduce-scatter has no MK_INPUT"});
     leave(session, op);
   });
 }

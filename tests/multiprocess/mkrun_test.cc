@@ -103,6 +103,28 @@ TEST_F(Mkrun, GathersTheUsersRows) {
   EXPECT_EQ(numbers({7, 12}, 200), read("all", {7, 12}));
 }
 
+// The sums of what four ranks bring, one rank's rows after the other's.
+TEST_F(Mkrun, AddsUpTheUsersRows) {
+  const std::string x = write_numbers("x", {28, 12}, 50);
+  const auto all = numbers({28, 12}, 50);
+  for (const char* partials : {"element", "f32"}) {
+    const auto run =
+        run_program({MK_TEST_MKRUN, "reduce-scatter", "--x", x, "--out", path(partials), "--rows",
+                     "3", "--partials", partials, "--check"});
+    ASSERT_EQ(0, run.status) << run.text;
+    const auto sums = read(partials, {7, 12});
+    for (std::uint64_t i = 0; i < sums.size(); ++i) {
+      const float expected = all[i] + all[84 + i] + all[168 + i] + all[252 + i];
+      EXPECT_EQ(expected, sums[i]) << i;
+    }
+  }
+  const auto odd = run_program({MK_TEST_MKRUN, "reduce-scatter", "--x",
+                                write_numbers("odd", {7, 12}, 50), "--out", path("none")});
+  EXPECT_NE(0, odd.status);
+  EXPECT_NE(std::string::npos, odd.text.find("--x has 7 rows, which are not a multiple of 4"))
+      << odd.text;
+}
+
 // C = relu(A B + bias), over whole numbers; and gated SiLU by its own check. A wrong bias is named.
 TEST_F(Mkrun, FinishesProducts) {
   const std::string a = write_numbers("a", {5, 12}, 4);

@@ -1,5 +1,11 @@
 #include "tests/multiprocess/numeric.h"
 
+#include <algorithm>
+#include <iterator>
+#include <string_view>
+
+#include "kernels/ops/registry.h"
+
 namespace mk::test {
 namespace {
 
@@ -15,6 +21,13 @@ Running& running() {
 /// They all have tokens, experts and a routing.
 bool is_moe(const std::string& op) { return op == "moe" || op == "combine" || op == "moe-layer"; }
 
+bool is_collective(const std::string& op) {
+#define MK_NAME(id, name, Class) name,
+  constexpr std::string_view kNames[] = {MK_COLLECTIVES(MK_NAME)};
+#undef MK_NAME
+  return std::ranges::find(kNames, op) != std::end(kNames);
+}
+
 /// Values that must have been compared where that follows from the sizes; 0: it does not.
 std::uint64_t values_of(const bench::BenchSpec& spec, std::uint32_t launch) {
   const auto& o = spec.operation;
@@ -26,7 +39,8 @@ std::uint64_t values_of(const bench::BenchSpec& spec, std::uint32_t launch) {
     return bench::extent_of(spec, launch, parts, number("seq")) * number("query_heads") * per_head;
   }
   const std::uint64_t m = bench::extent_of(spec, launch, 1, number("m"));
-  if (spec.op == "all-gather") return spec.world() * m * number("n");
+  if (is_collective(spec.op))
+    return (bench::make_case(spec.op)->outputs_are_equal() ? spec.world() : 1) * m * number("n");
   if (spec.op == "ag-gemm") return spec.world() * m * (number("n") + number("k"));
   return m * number("n");
 }
@@ -71,7 +85,7 @@ std::vector<NumericSizes> edge_sizes(const std::string& op) {
                          {"causal", true},
                          {"lse", true}})};
   }
-  if (op == "all-gather")
+  if (is_collective(op))
     return {with("bf16", {{"m", 131}, {"n", 72}, {"chunk_bytes", 1024}}),
             with("f16", {{"m", 301}, {"n", 1001}})};
   return {with("bf16", {{"m", 131},

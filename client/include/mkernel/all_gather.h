@@ -26,6 +26,15 @@ class MK_EXPORT AllGather : public Collective {
   /// the last bring rows to the output.
   using Tuning = mk::Tuning;
 
+  static constexpr const char* kSummary = "all ranks' rows, to every rank";
+  static constexpr bool kSums = false;
+  static constexpr RowRange input_rows(std::uint64_t m, std::uint32_t world, std::uint32_t rank) {
+    return rows_of(m, world, rank);
+  }
+  static constexpr RowRange output_rows(std::uint64_t m, std::uint32_t, std::uint32_t) {
+    return {0, m};
+  }
+
   /// The rows that a rank brings to a launch with `m`; 0 rows for some if m < world.
   static constexpr RowRange rows_of(std::uint64_t m, std::uint32_t world, std::uint32_t rank) {
     return rows_of_rank(m, world, rank);

@@ -1,5 +1,5 @@
 /// \file
-/// The base of operators that multiply nothing: AllGather.
+/// The base of operators that multiply nothing: AllGather and ReduceScatter.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,13 @@
 namespace mk {
 
 /// An operator that multiplies nothing: `input` to `output`, as its class says. Both are row-major
-/// without gaps, share no memory, and are of one element type.
+/// without gaps, share no memory, and are of one element type. A class also says, for tools,
+///
+///     static constexpr const char* kSummary;   // what it does, in a line
+///     static constexpr bool kSums;             // a row of an output is a sum of the rows that
+///                                              // ranks bring for it, not a copy of the only one
+///     static constexpr RowRange input_rows(m, world, rank);   // of the whole: what a rank brings
+///     static constexpr RowRange output_rows(m, world, rank);  // and gets
 class MK_EXPORT Collective {
  public:
   /// Collective, same `m` (rows of the whole, from 1 to the shape's m_max) on all ranks. Blocks

@@ -25,6 +25,7 @@
 #include "mkernel/gemm_combine.h"
 #include "mkernel/gemm_reduce_scatter.h"
 #include "mkernel/moe_dispatch_gemm.h"
+#include "mkernel/reduce_scatter.h"
 #include "mkernel/ring_attention.h"
 #include "mkernel/session.h"
 #include "mkernel/types.h"

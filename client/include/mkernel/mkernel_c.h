@@ -164,7 +164,7 @@ typedef struct mk_trace_span {
 } mk_trace_span;
 
 /* The name of the index-th operator of this library, or null: "ag-gemm", "gemm-rs", "gemm-ar",
- * "moe", "combine", "ring", "all-gather". */
+ * "moe", "combine", "ring", "all-gather", "reduce-scatter". */
 MK_C_EXPORT const char* mk_op_name(uint32_t index);
 
 /* Creates the operator of that name. Collective: the C++ class says in what ranks may differ.
@@ -256,20 +256,20 @@ typedef struct mk_gemm_arguments {
   uint64_t tag; /* see mk::LaunchOptions; 0: none */
 } mk_gemm_arguments;
 
-/* --- all-gather: mk::AllGather --- */
+/* --- all-gather, reduce-scatter: mk::AllGather, mk::ReduceScatter --- */
 
 typedef struct mk_collective_shape {
   size_t struct_bytes;     /* sizeof(mk_collective_shape) */
   const mk_tuning* tuning; /* may be null */
   uint64_t m_max, n;       /* rows of the whole, elements of a row */
   uint32_t dtype;          /* MK_BF16, MK_F16, MK_F32 */
-  uint32_t reserved;       /* 0 */
+  uint32_t partials;       /* reduce-scatter: MK_PARTIALS_ELEMENT, MK_PARTIALS_F32. Else 0 */
 } mk_collective_shape;
 
 typedef struct mk_collective_arguments {
   size_t struct_bytes; /* sizeof(mk_collective_arguments) */
-  /* all-gather: the rank's rows, mk_rows_of_rank(m, world, rank), to all m. Null when it has none.
-   */
+  /* all-gather: the rank's rows, mk_rows_of_rank(m, world, rank), to all m. reduce-scatter: m rows,
+   * to the sums of the rank's. Null where it has none. */
   const void* input;
   void* output;
   uint64_t m;

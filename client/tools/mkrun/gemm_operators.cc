@@ -16,9 +16,6 @@ Activation activation_of(const Job& job) {
   const auto found = std::find(activations().begin(), activations().end(), job.activation);
   return static_cast<Activation>(found - activations().begin());
 }
-Partials partials_of(const Job& job) {
-  return job.partials == "f32" ? Partials::kF32 : Partials::kElement;
-}
 /// Of a rank's product with `n` columns.
 template <class Shape>
 Shape shape_of(const Job& job, std::uint64_t n, std::uint64_t k) {
@@ -44,12 +41,7 @@ class Gemm : public JobOperator {
         {"activation",
          "of each element of the whole sum, after the bias; gated-silu makes n / 2 columns",
          activations(), &JobOptions::activation}};
-    if (has_partials()) {
-      all.push_back({"partials",
-                     "in which type partial sums travel",
-                     {"element", "f32"},
-                     &JobOptions::partials});
-    }
+    if (has_partials()) all.push_back(partials_choice());
     return all;
   }
   Status plan(const Tensors& tensors, Job& job) const override {

@@ -124,6 +124,13 @@ MK_OPERATORS(MK_OPERATOR)
 inline DataType type_of(const Job& job) {
   return job.dtype == "f16" ? DataType::kF16 : DataType::kBf16;
 }
+inline Partials partials_of(const Job& job) {
+  return job.partials == "f32" ? Partials::kF32 : Partials::kElement;
+}
+inline ChoiceSpec partials_choice() {
+  return {
+      "partials", "in which type partial sums travel", {"element", "f32"}, &JobOptions::partials};
+}
 inline std::span<const std::byte> raw(const Elements& elements) {
   return std::as_bytes(std::span(elements));
 }

@@ -19,6 +19,7 @@ struct AllGather {
     void loads_begin() {}
   };
 
+  static const AllGatherGeometry& geometry(const Plan& plan) { return plan; }
   static std::vector<RoleThread> threads(const RoleBlocks& blocks, const World& world) {
     std::vector<RoleThread> threads;
     add_role(threads, Role::kCollect, blocks.compute);

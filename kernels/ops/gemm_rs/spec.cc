@@ -32,10 +32,10 @@ void lay_out(GemmRsPlan& plan) {
 }  // namespace
 
 Result<GemmRsPlan> GemmRsPlan::make(std::uint32_t nodes, std::uint32_t locals, Shape max,
-                                    DType dtype, const Tiling& tiling, const GemmResult& result) {
-  MK_ASSIGN_OR_RETURN(SumGeometry sums,
-                      begin_sums("gemm_rs", nodes, locals, max, dtype, tiling, result));
-  SumRules rules{"gemm_rs", shard_rows_max(max.m, nodes * locals)};
+                                    DType dtype, const Tiling& tiling, const GemmResult& result,
+                                    std::string_view op) {
+  MK_ASSIGN_OR_RETURN(SumGeometry sums, begin_sums(op, nodes, locals, max, dtype, tiling, result));
+  SumRules rules{op, shard_rows_max(max.m, nodes * locals)};
   rules.owned_grids = nodes;
   rules.grids = nodes * locals;
   rules.sent_grids = std::max(nodes - 1, 1u);
@@ -43,7 +43,7 @@ Result<GemmRsPlan> GemmRsPlan::make(std::uint32_t nodes, std::uint32_t locals, S
   GemmRsPlan plan;
   static_cast<SumGeometry&>(plan) = sums;
   lay_out(plan);
-  MK_RETURN_IF_ERROR(check_workspace("gemm_rs", plan.layout.bytes));
+  MK_RETURN_IF_ERROR(check_workspace(op, plan.layout.bytes));
   return plan;
 }
 

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string_view>
 
 #include "kernels/comm/launch_work.h"
 #include "kernels/comm/plan_tools.h"
@@ -15,10 +16,11 @@
 namespace mk::kernels {
 
 struct GemmRsPlan : GemmRsGeometry {
-  /// Checks the arguments, and chooses what is left open (comm/sum_plan.h: choose_sums). Errors:
-  /// kInvalidArgument, kLimitExceeded.
+  /// Checks the arguments, and chooses what is left open (comm/sum_plan.h: choose_sums). `op`: in
+  /// messages. Errors: kInvalidArgument, kLimitExceeded.
   static Result<GemmRsPlan> make(std::uint32_t nodes, std::uint32_t locals, Shape max, DType dtype,
-                                 const Tiling& tiling, const GemmResult& result = {});
+                                 const Tiling& tiling, const GemmResult& result = {},
+                                 std::string_view op = "gemm_rs");
 
   /// Bytes of the workspace, which starts out zeroed.
   std::uint64_t workspace_bytes() const { return layout.bytes; }

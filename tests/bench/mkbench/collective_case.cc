@@ -1,9 +1,11 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <optional>
 
 #include "client/tools/executor_matrices.h"
+#include "client/tools/numeric/sum_reference.h"
 #include "mkernel/mkernel.h"
 #include "tests/bench/mkbench/at_least_one.h"
 #include "tests/bench/mkbench/cases.h"
@@ -28,8 +30,8 @@ class CollectiveRank : public RankCase {
   void make_inputs(std::uint32_t launch) override {
     launch_ = launch;
     m_ = extent_of(spec_, launch, 1, options_.m);
-    input_ = input_of(rank_);
-    output_.resize(output_rows() * row_bytes());
+    input_ = rows_of_rank(rank_, Op::input_rows(m_, spec_.world(), rank_));
+    output_.resize(gets().count * row_bytes());
     upload_ = upload();
   }
   Result<LaunchStats> launch(LaunchMode mode) override {
@@ -48,21 +50,52 @@ class CollectiveRank : public RankCase {
   void set_trace(bool on) override { op_.set_trace(on); }
   std::vector<TraceSpan> trace() const override { return op_.trace(); }
 
- protected:
-  RankShare rows_of_rank(std::uint32_t rank) const { return share_of(m_, spec_.world(), rank); }
-  std::uint64_t row_bytes() const { return options_.n * sizeof(std::uint16_t); }
-  virtual Elements input_of(std::uint32_t rank) const = 0;
-  virtual std::uint64_t output_rows() const = 0;
-
-  const BenchSpec& spec_;
-  const CollectiveOptions options_;
-  const std::uint32_t rank_;
-  std::uint32_t launch_ = 0;
-  std::uint64_t m_ = 0;
-  Output output_;
+  /// Against the sum over the ranks that bring a row, or the one that does.
+  tools::Comparison verify() const override {
+    const RowRange here = gets();
+    if constexpr (Op::kSums) {
+      tools::SumReference sums(here.count * options_.n, spec_.nodes, spec_.local,
+                               data_type_of(spec_));
+      for (std::uint32_t rank = 0; rank < spec_.world(); ++rank)
+        sums.add_rank(rows_of_rank(rank, here).data());
+      return sums.compare(output_.as<std::uint16_t>());
+    } else {
+      tools::Comparison result;
+      std::uint64_t at = 0;
+      for (std::uint32_t rank = 0; rank < spec_.world(); ++rank) {
+        for (const std::uint16_t expected :
+             rows_of_rank(rank, Op::input_rows(m_, spec_.world(), rank))) {
+          result.add(at, output_.as<std::uint16_t>()[at], expected, 0);
+          ++at;
+        }
+      }
+      return result;
+    }
+  }
+  /// A rank that sums sends the sums of every other node's rows of its rail.
+  Work work() const override {
+    const auto share = [this](std::uint32_t rank) {
+      return static_cast<double>(share_of(m_, spec_.world(), rank).count * row_bytes());
+    };
+    if (!Op::kSums) return ring_work(spec_, rank_, share);
+    Work work;
+    for (std::uint32_t node = 0; node < spec_.nodes; ++node) {
+      if (node == rank_ / spec_.local) continue;
+      const double bytes = share(node * spec_.local + rank_ % spec_.local);
+      work.network_bytes += bytes;
+      work.link_bytes = std::max(work.link_bytes, bytes);
+    }
+    return work;
+  }
 
  private:
   enum Place : std::size_t { kInput, kOutput, kLeadInput, kLeadOutput };
+
+  std::uint64_t row_bytes() const { return options_.n * sizeof(std::uint16_t); }
+  RowRange gets() const { return Op::output_rows(m_, spec_.world(), rank_); }
+  Elements rows_of_rank(std::uint32_t rank, const RowRange& rows) const {
+    return rows_of(input_matrix(spec_, launch_, rank, 0, options_.n), rows.first, rows.count);
+  }
 
   Result<LaunchStats> run(Place input, Place output, LaunchMode mode) {
     return op_.launch(there_->at(input), there_->at(output) + Output::guard_bytes(), m_, mode);
@@ -81,14 +114,26 @@ class CollectiveRank : public RankCase {
     return there_->put(kLeadOutput, output_.whole());
   }
 
+  const BenchSpec& spec_;
+  const CollectiveOptions options_;
+  const std::uint32_t rank_;
+  std::uint32_t launch_ = 0;
+  std::uint64_t m_ = 0;
+  Output output_;
   Op op_;
   Elements input_;
   std::optional<tools::ExecutorMatrices> there_;
   Status upload_;
 };
 
+template <class Op>
 class CollectiveCase : public CaseWithOptions<CollectiveOptions> {
  public:
+  CollectiveCase(const char* name, const char* title) : name_(name), title_(title) {}
+
+  const char* name() const override { return name_; }
+  const char* title() const override { return title_; }
+  const char* help() const override { return Op::kSummary; }
   void add_options(CLI::App& command) override {
     const auto size = [&](const char* flag, std::uint64_t& value, const char* text) {
       command.add_option(flag, value, text)->check(at_least_one())->capture_default_str();
@@ -97,81 +142,50 @@ class CollectiveCase : public CaseWithOptions<CollectiveOptions> {
     size("--n", options_.n, "elements of a row");
     command.add_option("--chunk-bytes", options_.chunk_bytes, "payload of a network command");
   }
+  std::string describe(const BenchSpec& spec) const override {
+    return fmt::format("[{}, {}], 1/{} of the rows {} each, {}", options_.m, options_.n,
+                       spec.world(), Op::kSums ? "to" : "from", spec.dtype);
+  }
   void make_large() override { options_.m = 16384; }
   void keep_work_per_rank(std::uint32_t) override {}
-
- protected:
-  Tuning tuning(const BenchSpec& spec) const {
-    Tuning tuning;
-    tuning.chunk_bytes = options_.chunk_bytes;
-    tuning.wait_timeout = std::chrono::milliseconds{spec.timeout_ms};
-    if (spec.executor == "cuda") tuning.executor = Executor::kCuda;
-    return tuning;
+  bool outputs_are_equal() const override {
+    return Op::output_rows(options_.m, 2, 0).count == options_.m;
   }
-  static constexpr std::uint64_t kColumnStep = 8;
-  kernels::plan::Problem problem(kernels::plan::Op op, const BenchSpec& spec, std::uint64_t n,
-                                 std::uint64_t k) const {
-    kernels::plan::Problem problem = planned_problem(op, spec);
-    problem.shape = {static_cast<std::uint32_t>(options_.m), static_cast<std::uint32_t>(n),
-                     static_cast<std::uint32_t>(k)};
-    problem.named.tiling.chunk_bytes = options_.chunk_bytes;
-    return problem;
-  }
-};
-
-class AllGatherRank : public CollectiveRank<AllGather> {
- public:
-  using CollectiveRank::CollectiveRank;
-
-  tools::Comparison verify() const override {
-    tools::Comparison result;
-    std::uint64_t at = 0;
-    for (std::uint32_t rank = 0; rank < spec_.world(); ++rank) {
-      for (const std::uint16_t expected : input_of(rank)) {
-        result.add(at, output_.as<std::uint16_t>()[at], expected, 0);
-        ++at;
-      }
-    }
-    return result;
-  }
-  Work work() const override {
-    return ring_work(spec_, rank_, [this](std::uint32_t rank) {
-      return static_cast<double>(rows_of_rank(rank).count * row_bytes());
-    });
-  }
-
- private:
-  Elements input_of(std::uint32_t rank) const override {
-    return rows_of(input_matrix(spec_, launch_, rank, 0, options_.n), 0, rows_of_rank(rank).count);
-  }
-  std::uint64_t output_rows() const override { return m_; }
-};
-
-class AllGatherCase : public CollectiveCase {
- public:
-  const char* name() const override { return "all-gather"; }
-  const char* title() const override { return "AllGather"; }
-  const char* help() const override { return "all ranks' rows to every rank"; }
-  std::string describe(const BenchSpec& spec) const override {
-    return fmt::format("[{}, {}], 1/{} of the rows from each, {}", options_.m, options_.n,
-                       spec.world(), spec.dtype);
-  }
-  bool outputs_are_equal() const override { return true; }
-  /// Those that move the same rows, with a product next to none.
+  /// The product that moves the same rows, with next to nothing to multiply.
   std::vector<kernels::plan::Problem> problems(const BenchSpec& spec) const override {
-    return {problem(kernels::plan::Op::kAgGemm, spec, kColumnStep, options_.n)};
+    constexpr std::uint32_t kLeast = 8;
+    const auto m = static_cast<std::uint32_t>(options_.m);
+    const auto n = static_cast<std::uint32_t>(options_.n);
+    kernels::plan::Problem problem =
+        planned_problem(Op::kSums ? kernels::plan::Op::kGemmRs : kernels::plan::Op::kAgGemm, spec);
+    problem.shape = Op::kSums ? kernels::Shape{m, n, kLeast} : kernels::Shape{m, kLeast, n};
+    problem.named.tiling.chunk_bytes = options_.chunk_bytes;
+    return {problem};
   }
 
   Result<std::unique_ptr<RankCase>> start(Session& session, const BenchSpec& spec,
                                           std::uint32_t rank) const override {
-    const AllGather::Shape shape{options_.m, options_.n, data_type_of(spec)};
-    MK_ASSIGN_OR_RETURN(auto op, AllGather::create(session, shape, tuning(spec)));
-    return std::make_unique<AllGatherRank>(spec, options_, rank, std::move(op));
+    const typename Op::Shape shape{options_.m, options_.n, data_type_of(spec)};
+    Tuning tuning;
+    tuning.chunk_bytes = options_.chunk_bytes;
+    tuning.wait_timeout = std::chrono::milliseconds{spec.timeout_ms};
+    if (spec.executor == "cuda") tuning.executor = Executor::kCuda;
+    MK_ASSIGN_OR_RETURN(auto op, Op::create(session, shape, tuning));
+    return std::make_unique<CollectiveRank<Op>>(spec, options_, rank, std::move(op));
   }
+
+ private:
+  const char* name_;
+  const char* title_;
 };
 
 }  // namespace
 
-std::unique_ptr<OperatorCase> make_all_gather_case() { return std::make_unique<AllGatherCase>(); }
+#define MK_CASE(id, name, Class)                                  \
+  std::unique_ptr<OperatorCase> make_##id##_case() {              \
+    return std::make_unique<CollectiveCase<Class>>(name, #Class); \
+  }
+MK_COLLECTIVES(MK_CASE)
+#undef MK_CASE
 
 }  // namespace mk::bench
