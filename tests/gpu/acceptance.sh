@@ -125,7 +125,7 @@ sanitize() {
 # layer OUT NODES LOCALS: the two halves of a MoE layer and the whole, checked where float64 on the CPU is quick.
 layer() {
   local name rank=(--nodes "$2" --local "$3" --executor cuda) world=$2x$3
-  local rails=() experts=$((64 / ($2 * $3) * $2 * $3))
+  local rails=() experts=$((16 / ($2 * $3) * $2 * $3))
   [ "$2" = 1 ] || rails=(--link-bandwidth 50GB/s)
   for name in moe combine moe-layer; do
     ./mkbench $name "${rank[@]}" "${rails[@]}" --tokens 512 --hidden 1024 --features 512 --experts "$experts" --top-k 4 --iters 5 &&

@@ -13,7 +13,9 @@ zeros outside the timing; TFLOPS count the rows that there are, for all three.
 """
 import argparse
 import ctypes
+import functools
 import json
+import pathlib
 import random
 import statistics
 import subprocess
@@ -39,6 +41,16 @@ class Problem(ctypes.Structure):
         + [(name, ctypes.c_void_p) for name in ("a", "b", "c", "offsets", "counts", "bias", "row_scale")]
         + [(name, ctypes.c_int) for name in ("variant", "band_rows", "blocks_max")]
     )
+
+
+@functools.cache
+def import_deep_gemm():
+    """DeepGEMM, where it is. Its library wants the NVRTC of PyTorch's wheels, which nobody has loaded yet."""
+    for library in pathlib.Path(torch.__file__).parents[1].glob("nvidia/*/lib/libnvrtc.so.*"):
+        ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
+    import deep_gemm  # noqa: PLC0415
+
+    return deep_gemm
 
 
 class Library:
@@ -194,8 +206,8 @@ class Run:
         if self.case["layout"] != NK or self.case["dtype"] != BF16 or self.rows == 0:
             return
         try:
-            import deep_gemm
-        except ImportError as error:
+            deep_gemm = import_deep_gemm()
+        except (ImportError, OSError) as error:
             print(f"DeepGEMM: {error}", file=sys.stderr)
             return
         padded = [(count + ALIGN - 1) // ALIGN * ALIGN for count in self.case["counts"]]

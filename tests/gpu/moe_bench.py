@@ -126,7 +126,7 @@ class Sides:
                 self.world.time(side, False)
                 self.sides[f"{name}_{part}"] = side
         except Exception as error:  # noqa: BLE001 - whatever a peer may say
-            print(f"{name}: {type(error).__name__}: {str(error)[:300]}", file=sys.stderr)
+            print(f"{name}: {type(error).__name__}: {str(error)[:300]} ({str(error.__cause__)[:300]})", file=sys.stderr)
             for part in PARTS:
                 self.sides.pop(f"{name}_{part}", None)
             return
@@ -191,8 +191,7 @@ def grouped_by_torch(_, a, weights, ends, __):
 
 
 def grouped_by_deepgemm(_, a, weights, __, experts):
-    import deep_gemm  # noqa: PLC0415 - where it is there
-
+    deep_gemm = grouped_gemm_bench.import_deep_gemm()
     c = torch.empty(a.shape[0], weights.shape[1], device=a.device, dtype=a.dtype)
     deep_gemm.m_grouped_bf16_gemm_nt_contiguous(a, weights, c, experts)
     return c

@@ -199,9 +199,12 @@ def moe_is_right(dtype, hidden=32, features=24, experts=6, top_k=2):
     tokens = [random_matrix([7, r], max(1, counts[r]), hidden, dtype) for r in range(group.world)]
     ids = [numpy.random.default_rng([8, r]).integers(-1, experts, (counts[r], top_k)) for r in range(group.world)]
     factors = [numpy.random.default_rng([6, r]).random((counts[r], top_k)) for r in range(group.world)]
+    biases, exact_biases = random_matrix([14, group.rank], count, features, dtype)
     mine = group.rank
-    for _ in range(2):
-        routed = mkernel.moe_dispatch_gemm(tokens[mine][0][: counts[mine]], ids[mine], factors[mine], numpy.stack(weights), experts_total=experts)
+    for bias in (None, None, biases):
+        routed = mkernel.moe_dispatch_gemm(
+            tokens[mine][0][: counts[mine]], ids[mine], factors[mine], numpy.stack(weights), experts_total=experts, bias=bias
+        )
         assert routed.first_expert == first and len(routed.offsets) == count + 1
         wanted = sorted(
             (e, r, t, s) for r in range(group.world) for t in range(counts[r]) for s in range(top_k) for e in [ids[r][t, s]] if first <= e < first + count
@@ -210,7 +213,8 @@ def moe_is_right(dtype, hidden=32, features=24, experts=6, top_k=2):
         assert sorted(zip(expert, routed.rank, routed.token, routed.slot)) == wanted
         for j, (e, r, t, s) in enumerate(zip(expert, routed.rank, routed.token, routed.slot)):
             assert routed.weight[j] == numpy.float32(factors[r][t, s])
-            assert_close(routed.y[j : j + 1], product(tokens[r][1][t : t + 1], exact_weights[e - first], dtype), f"row {j} on rank {mine}")
+            added = None if bias is None else exact_biases[e - first]
+            assert_close(routed.y[j : j + 1], product(tokens[r][1][t : t + 1], exact_weights[e - first], dtype, added), f"row {j} on rank {mine}")
     return len(wanted)
 
 
@@ -260,6 +264,7 @@ def wrong_experts_are_refused():
         lambda: mkernel.gemm_combine(routed.y, routed, expert, residual=ones[:1]),
         lambda: mkernel.moe_dispatch_gemm(ones, ids, numpy.ones((2, 2)), expert, experts_total=group.world),
         lambda: mkernel.moe_dispatch_gemm(ones, ids, numpy.ones((2, 1)), expert[:, :4], experts_total=group.world),
+        lambda: mkernel.moe_dispatch_gemm(ones, ids, numpy.ones((2, 1)), expert, experts_total=group.world, bias=ones),
     ):
         try:
             call()

@@ -36,11 +36,14 @@ def _sum_error(terms):
     return unit / (1 - unit)
 
 
-def product(a, b, dtype):
-    """(exact, allowed error) of one rank's product, summed in float32 and rounded to the type."""
+def product(a, b, dtype, bias=None):
+    """(exact, allowed error) of one rank's product, summed in float32, perhaps with a bias, and rounded to the type."""
     half, tiny = ROUNDING[dtype]
     exact = a @ b
     error = _sum_error(a.shape[1]) * (abs(a) @ abs(b)) + a.shape[1] * 2.0**-126
+    if bias is not None:
+        exact = exact + bias
+        error = error + 2.0**-24 * (abs(exact) + error)
     return exact, error + half * (abs(exact) + error) + tiny
 
 

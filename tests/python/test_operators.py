@@ -77,7 +77,7 @@ def test_a_wrong_formula_turns_the_check_red(cluster, formula, check, telling):
 
 def test_wrong_shapes_of_experts_are_refused_in_words(cluster):
     for said in cluster.run(layer_ranks.wrong_experts_are_refused):
-        for sentence, telling in zip(said, ["(1, 8)", "(1, 4, 8)", "uint16", "(1, 8)", "(2, 2)", "(1, 4, 8)"]):
+        for sentence, telling in zip(said, ["(1, 8)", "(1, 4, 8)", "uint16", "(1, 8)", "(2, 2)", "(1, 4, 8)", "bias is (2, 8)"]):
             assert sentence is not None and telling in sentence
 
 

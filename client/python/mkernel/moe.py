@@ -36,11 +36,14 @@ class Routed:
     tokens_max: int
 
 
-def moe_dispatch_gemm(tokens: Any, ids: Any, weights: Any, experts: Any, *, experts_total: int, group: GroupLike = None) -> Routed:
+def moe_dispatch_gemm(
+    tokens: Any, ids: Any, weights: Any, experts: Any, *, experts_total: int, bias: Optional[Any] = None, group: GroupLike = None
+) -> Routed:
     """Sends each token to the ranks of its experts, and multiplies it by their weights.
 
     `tokens` is [count, hidden], and counts may differ between ranks. `ids` and `weights` are [count, k]: the experts of each token, -1 for none,
     and their weights, which only travel along. `experts` is [experts of this rank, hidden, features]. Hidden and features are multiples of 8.
+    `bias` is [experts of this rank, features], and is added to the products of each expert; all ranks have one, or none has.
     """
     arrays.refuse_torch(tokens, "moe_dispatch_gemm", "mkernel.torch.moe_dispatch_gemm")
     chosen = get_group(group)
@@ -49,14 +52,22 @@ def moe_dispatch_gemm(tokens: Any, ids: Any, weights: Any, experts: Any, *, expe
     if experts.dtype != tokens.dtype:
         raise invalid(f"moe_dispatch_gemm: tokens of {tokens.dtype} and experts of {experts.dtype}", chosen.rank)
     check_shapes(chosen, tokens.shape, ids.shape, weights.shape, experts.shape, experts_total)
+    if bias is not None:
+        bias = arrays.tensor(bias, "moe_dispatch_gemm: bias")
+        expected = (experts.shape[0], experts.shape[2])
+        if bias.shape != expected or bias.dtype != experts.dtype:
+            raise invalid(
+                f"moe_dispatch_gemm: bias is {bias.shape} of {bias.dtype}: it must be {expected} of {experts.dtype}",
+                chosen.rank,
+            )
     # All ranks make room alike: for the most tokens that any of them has.
     counts = [int.from_bytes(blob, "little") for blob in chosen.exchange("mkernel.moe", len(tokens).to_bytes(8, "little"))]
     capacity = rows_at_most(sum(counts), ids.shape[1], experts.shape[0])
     y = numpy.empty((capacity, experts.shape[2]), dtype=tokens.dtype)
     addresses = [x.ctypes.data for x in (tokens, ids, weights, experts, y)]
-    first, offsets, rows = dispatch(
-        chosen, addresses, len(tokens), dispatch_shape(experts.shape, experts_total, ids.shape[1], arrays.dtype_of(tokens.dtype)), capacity, max(counts)
-    )
+    shape = dispatch_shape(experts.shape, experts_total, ids.shape[1], arrays.dtype_of(tokens.dtype), bias is not None)
+    of_bias = 0 if bias is None else bias.ctypes.data
+    first, offsets, rows = dispatch(chosen, addresses, len(tokens), shape, capacity, max(counts), of_bias)
     rank, token, slot, weight = (rows[name].copy() for name in ("rank", "token", "slot", "weight"))
     return Routed(y[: len(rows)], first, offsets, rank, token, slot, weight, ids, experts_total, max(1, *counts))
 
@@ -174,9 +185,9 @@ def check_combine(group: Group, y: Any, rows: int, experts: Any, experts_total: 
         )
 
 
-def dispatch_shape(experts: Any, experts_total: int, top_k: int, dtype: int) -> dict[str, int]:
+def dispatch_shape(experts: Any, experts_total: int, top_k: int, dtype: int, bias: bool = False) -> dict[str, int]:
     """The fields of the library's shape for experts of [count, hidden, features]."""
-    return dict(hidden=experts[1], features=experts[2], experts=experts_total, top_k=top_k, dtype=dtype, b_layout=_c.KN)
+    return dict(hidden=experts[1], features=experts[2], experts=experts_total, top_k=top_k, dtype=dtype, b_layout=_c.KN, bias=int(bias))
 
 
 def combine_shape(experts: Any, experts_total: int, top_k: int, dtype: int, transposed: bool = False) -> dict[str, int]:
@@ -186,10 +197,14 @@ def combine_shape(experts: Any, experts_total: int, top_k: int, dtype: int, tran
     return dict(hidden=hidden, features=features, experts=experts_total, top_k=top_k, dtype=dtype, b_layout=layout, partials=partials)
 
 
-def dispatch(group: Group, addresses: list[int], count: int, shape: dict[str, int], capacity: int, tokens_max: int) -> tuple[int, Any, Any]:
-    """Launches on the addresses of tokens, ids, weights, experts and y, in host memory; answers the first expert, the offsets and the rows."""
+def dispatch(
+    group: Group, addresses: list[int], count: int, shape: dict[str, int], capacity: int, tokens_max: int, bias: int = 0
+) -> tuple[int, Any, Any]:
+    """Launches on the addresses of tokens, ids, weights, experts and y, in host memory; answers the first expert, the offsets and the rows.
+
+    `bias`: the address of one, 0 for none."""
     x, ids, weights, w, y = addresses
-    arguments = _c.MoeArguments(tokens=x, ids=ids, weights=weights, count=count, expert_weights=w, y=y, capacity=capacity)
+    arguments = _c.MoeArguments(tokens=x, ids=ids, weights=weights, count=count, expert_weights=w, y=y, capacity=capacity, bias=bias or None)
     answer: list[Any] = []
 
     def ask(operator: ctypes.c_void_p) -> None:
