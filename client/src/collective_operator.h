@@ -87,7 +87,6 @@ class __attribute__((visibility("hidden"))) CollectiveOperator final
   static Result<std::unique_ptr<Collective::Impl>> create(Session& session, const Shape& shape,
                                                           const Tuning& tuning) {
     MK_RETURN_IF_ERROR(check_executor(tuning));
-    MK_RETURN_IF_ERROR(refuse_batch_invariance(Kind::kName, tuning));
     const AttachOptions& options = session.options();
     MK_ASSIGN_OR_RETURN(auto plan, make_plan(options, shape, tuning));
     MK_ASSIGN_OR_RETURN(const kernels::CpuOptions own, kernel_options(tuning, *session.impl()));

@@ -78,9 +78,11 @@ class __attribute__((visibility("hidden"))) ExecutorOperator {
         MK_ASSIGN_OR_RETURN(core->device, make_device());
         return core;
       }
-      MK_ASSIGN_OR_RETURN(auto memory,
-                          OperatorMemory::create(*session_, Kind::kName, describe_plan(*plan),
-                                                 workspace_bytes, plan->flag_count()));
+      MK_ASSIGN_OR_RETURN(auto memory, OperatorMemory::create(
+                                           *session_, Kind::kName,
+                                           describe_plan(*plan) +
+                                               (tuning.batch_invariant ? " batch_invariant" : ""),
+                                           workspace_bytes, plan->flag_count()));
       core->memory.emplace(std::move(memory));
       MK_ASSIGN_OR_RETURN(core->cpu, make_cpu(core->memory->context()));
       return core;

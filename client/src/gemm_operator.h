@@ -60,7 +60,6 @@ class __attribute__((visibility("hidden"))) GemmOperator
     std::optional<typename Kind::Plan> plan;
     kernels::CpuOptions own;
     if (!on_device) {
-      MK_RETURN_IF_ERROR(refuse_batch_invariance(name, tuning));
       MK_ASSIGN_OR_RETURN(plan, cpu_plan(session.options(), checked, tuning));
       MK_ASSIGN_OR_RETURN(own, kernel_options(tuning, *session.impl()));
     }

@@ -71,7 +71,6 @@ class __attribute__((visibility("hidden"))) MoeDispatchGemm::Impl
  public:
   static Result<std::unique_ptr<Impl>> create(Session& session, const Shape& shape,
                                               const Tuning& tuning) {
-    MK_RETURN_IF_ERROR(refuse_batch_invariance(kOp, tuning));
     MK_ASSIGN_OR_RETURN(const DeviceMoeShape all, checked_all(shape));
     MK_ASSIGN_OR_RETURN(const bool on_device, wants_device(kOp, tuning.executor));
     std::optional<kernels::MoeDispatchPlan> plan;

@@ -72,14 +72,6 @@ Result<kernels::BLayout> checked_layout(std::string_view op, BLayout layout) {
               static_cast<std::uint32_t>(layout));
 }
 
-Status refuse_batch_invariance(std::string_view op, const Tuning& tuning) {
-  if (!tuning.batch_invariant) return {};
-  return fail(ErrorCode::kUnsupported,
-              "{}: a row's bits may depend on the number of rows here (Tuning::batch_invariant is "
-              "for ag-gemm, gemm-rs and gemm-ar with Executor::kCuda); leave that out",
-              op);
-}
-
 Result<kernels::Epilogue> checked_epilogue(std::string_view op, const Epilogue& epilogue) {
   if (epilogue.activation <= Activation::kGatedSilu)
     return kernels::Epilogue{static_cast<kernels::Activation>(epilogue.activation), epilogue.bias};
@@ -137,6 +129,7 @@ Result<kernels::CpuOptions> kernel_options(const Tuning& tuning, const Session::
   options.wait_timeout = std::min(tuning.wait_timeout, kWaitTimeoutMax);
   options.rates = kernel_rates(tuning.rates);
   options.progress = session.progress();
+  options.batch_invariant = tuning.batch_invariant;
   MK_ASSIGN_OR_RETURN(kernels::plan::Machine machine,
                       own_machine({session.fabric(), session.network_bytes_per_s()}, tuning,
                                   kernels::plan::cpu_here()));

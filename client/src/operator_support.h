@@ -36,10 +36,6 @@ Result<kernels::BLayout> checked_layout(std::string_view op, BLayout layout);
 Result<kernels::Epilogue> checked_epilogue(std::string_view op, const Epilogue& epilogue);
 Result<kernels::Partials> checked_partials(std::string_view op, Partials partials);
 
-/// Of an operator or executor whose bits may depend on the shape: kUnsupported if the caller wants
-/// Tuning::batch_invariant.
-Status refuse_batch_invariance(std::string_view op, const Tuning& tuning);
-
 kernels::Mode kernel_mode(LaunchMode mode);
 kernels::Tiling kernel_tiling(const Tuning& tuning);
 /// With what the session knows of its network, and the machine file. kNotFound, kInvalidArgument.

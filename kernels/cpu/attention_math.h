@@ -1,6 +1,7 @@
 /// \file
-/// The arithmetic of attention tiles, on one core and in fp32: small matrix products, and the
-/// online softmax in base 2. What rows and heads mean is cpu_attention.h's.
+/// The arithmetic of attention tiles, on one core and in fp32: small matrix products, which
+/// ordered_gemm.h takes, too, and the online softmax in base 2. What rows and heads mean is
+/// cpu_attention.h's.
 ///
 /// Matrices lie in **panels** of kPanel columns, so that a product reads what it multiplies in
 /// sequence: column j of row i is at [j / kPanel][i][j % kPanel].

@@ -5,12 +5,14 @@
 #include <map>
 #include <mutex>
 #include <oneapi/dnnl/dnnl.hpp>
+#include <optional>
 #include <string>
 #include <tuple>
 #include <utility>
 #include <vector>
 
 #include "kernels/cpu/one_thread.h"
+#include "kernels/cpu/ordered_gemm.h"
 #include "kernels/cpu/row_math.h"
 
 namespace mk::kernels {
@@ -19,7 +21,7 @@ namespace {
 using dnnl::memory;
 
 /// K is cut into panels of this length when it goes through fp32, which bounds the widened copies.
-constexpr std::uint32_t kPanel = 1024;
+constexpr std::uint32_t kDepth = 1024;
 
 /// Primitives kept; a launch needs at most four.
 constexpr std::size_t kPrimitivesMax = 512;
@@ -78,6 +80,7 @@ class CpuGemm::Impl {
     std::vector<std::uint8_t> scratch;
     std::vector<float> a_panel;
     std::vector<float> b_panel;
+    std::optional<OrderedGemm> ordered;
   };
 
   Impl(std::uint32_t blocks, TileShape largest, std::uint32_t k, DType dtype, BLayout b_layout)
@@ -93,6 +96,12 @@ class CpuGemm::Impl {
 
   /// Decides the path; throws dnnl::error.
   void choose(GemmPath asked) {
+    if (asked == GemmPath::kOrdered) {
+      path_ = asked;
+      for (Block& block : blocks_)
+        block.ordered.emplace(largest_.rows, largest_.columns, k_, dtype_, b_layout_);
+      return;
+    }
     path_ = GemmPath::kThroughF32;
     if (dtype_ == DType::kBf16 && asked != GemmPath::kThroughF32) {
       const std::uint64_t ldb = b_layout_ == BLayout::kKN ? largest_.columns : k_;
@@ -108,7 +117,7 @@ class CpuGemm::Impl {
       throw dnnl::error(dnnl_unimplemented, "oneDNN 2 multiplies f16 only through fp32");
     }
     if (path_ == GemmPath::kNative) return;
-    const std::size_t panel = std::min(k_, kPanel);
+    const std::size_t panel = std::min(k_, kDepth);
     for (Block& block : blocks_) {
       block.a_panel.resize(largest_.rows * panel);
       block.b_panel.resize(largest_.columns * panel);
@@ -119,6 +128,7 @@ class CpuGemm::Impl {
   void prepare(std::span<const TileShape> shapes, std::span<const std::uint64_t> ldas,
                std::uint64_t ldb) {
     ldb_ = ldb;
+    if (path_ == GemmPath::kOrdered) return;
     if (primitives_.size() > kPrimitivesMax) primitives_.clear();
     std::size_t scratch_bytes = 0;
     for (const TileShape& shape : shapes) {
@@ -138,6 +148,10 @@ class CpuGemm::Impl {
   /// Throws dnnl::error.
   void multiply(Block& block, TileShape shape, const std::uint16_t* a, std::uint64_t lda,
                 const std::uint16_t* b, float* target) {
+    if (block.ordered) {
+      block.ordered->multiply(shape.rows, shape.columns, a, lda, b, ldb_, target);
+      return;
+    }
     for (std::uint32_t begin = 0; begin < k_; begin += depth_step()) {
       const std::uint32_t depth = std::min(depth_step(), k_ - begin);
       const Primitive& primitive = primitives_.at({key(shape, depth, lda), begin != 0});
@@ -174,7 +188,7 @@ class CpuGemm::Impl {
   }
 
  private:
-  std::uint32_t depth_step() const { return path_ == GemmPath::kNative ? k_ : kPanel; }
+  std::uint32_t depth_step() const { return path_ == GemmPath::kNative ? k_ : kDepth; }
 
   Key key(TileShape shape, std::uint32_t depth, std::uint64_t lda) const {
     if (path_ == GemmPath::kNative) return {shape.rows, shape.columns, depth, lda, ldb_};

@@ -1,6 +1,6 @@
 /// \file
-/// Tiles of a matrix product on one core: oneDNN, fp32 sums. The only file that knows oneDNN is
-/// cpu_gemm.cc.
+/// Tiles of a matrix product on one core, with fp32 sums: by oneDNN, or in one order of K. The only
+/// file that knows oneDNN is cpu_gemm.cc.
 #pragma once
 
 #include <cstdint>
@@ -18,6 +18,8 @@ enum class GemmPath : std::uint8_t {
                     ///< kThroughF32
   kNative = 1,      ///< 16-bit elements straight into oneDNN (bf16 on avx512_core and later)
   kThroughF32 = 2,  ///< panels widened to fp32 first; runs everywhere
+  kOrdered = 3,  ///< without oneDNN: an element's bits depend on its row and column alone, not on
+                 ///< the tile (ordered_gemm.h); runs everywhere
 };
 
 class CpuGemm {
@@ -53,7 +55,7 @@ class CpuGemm {
   /// The first failure of `multiply`.
   Status error() const;
 
-  /// kNative or kThroughF32.
+  /// Never kAuto.
   GemmPath path() const;
 
  private:
@@ -65,6 +67,7 @@ class CpuGemm {
 constexpr const char* name_of(GemmPath path) {
   return path == GemmPath::kNative       ? "native"
          : path == GemmPath::kThroughF32 ? "through-f32"
+         : path == GemmPath::kOrdered    ? "ordered"
                                          : "auto";
 }
 

@@ -85,9 +85,12 @@ class GemmSumRunner : private RoleBody {
   const World& world() const { return launch_.context.world; }
 
   Status start() {
-    MK_ASSIGN_OR_RETURN(tiles_, TileGemm::create(launch_.blocks.compute, Op::largest_tile(plan_),
-                                                 plan_.max.n, k_, plan_.dtype, options_.b_layout));
+    MK_ASSIGN_OR_RETURN(
+        tiles_, TileGemm::create(launch_.blocks.compute, Op::largest_tile(plan_), plan_.max.n, k_,
+                                 plan_.dtype, options_.b_layout, options_.batch_invariant));
     rates_ = rank_rates(options_, world(), tiles_->path());
+    if constexpr (requires { launch_.in_node_order; })
+      launch_.in_node_order = options_.batch_invariant;
     return runner_.start(gemm_sum_threads(launch_.blocks, world(), Op::kAfterCompute));
   }
 

@@ -7,6 +7,7 @@
 #include "kernels/comm/plan_tools.h"
 #include "kernels/comm/wait_text.h"
 #include "kernels/comm/workspace_head.h"
+#include "kernels/cpu/attention_math.h"
 #include "kernels/cpu/pacer.h"
 #include "kernels/plan/account.h"
 
@@ -32,6 +33,7 @@ MachineRates rank_rates(const CpuOptions& options, const World& world, double bl
 
 MachineRates rank_rates(const CpuOptions& options, const World& world, GemmPath path) {
   const plan::Machine& machine = machine_of(options);
+  if (path == GemmPath::kOrdered) return rank_rates(options, world, attention_math().flops_per_s);
   return rank_rates(
       options, world,
       1e9 * (path == GemmPath::kNative ? machine.cpu_gflops : machine.cpu_f32_gflops));

@@ -41,6 +41,8 @@ struct CpuOptions {
   std::shared_ptr<const plan::Machine> machine;
   /// Where people read how far a launch is: SegmentHeader::progress. Null: nowhere.
   shm::Progress* progress = nullptr;
+  /// A row's bits do not depend on how many rows there are: products are GemmPath::kOrdered.
+  bool batch_invariant = false;
 };
 
 /// Of an operator with one B of the caller's.

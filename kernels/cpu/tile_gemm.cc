@@ -8,12 +8,14 @@ namespace mk::kernels {
 
 Result<std::unique_ptr<TileGemm>> TileGemm::create(std::uint32_t blocks, CpuGemm::TileShape largest,
                                                    std::uint32_t n, std::uint32_t k, DType dtype,
-                                                   BLayout b_layout) {
+                                                   BLayout b_layout, bool ordered) {
   if (k < 1 || k > 1u << 24)
     return fail(ErrorCode::kInvalidArgument, "k = {} is not in 1 to {}", k, 1u << 24);
   std::unique_ptr<TileGemm> tiles(new TileGemm);
   largest.columns = std::min(largest.columns, n);
-  MK_ASSIGN_OR_RETURN(tiles->gemm_, CpuGemm::create(blocks, largest, k, dtype, b_layout));
+  MK_ASSIGN_OR_RETURN(tiles->gemm_,
+                      CpuGemm::create(blocks, largest, k, dtype, b_layout,
+                                      ordered ? GemmPath::kOrdered : GemmPath::kAuto));
   tiles->math_ = &row_math(dtype);
   tiles->b_layout_ = b_layout;
   tiles->n_ = n;

@@ -27,10 +27,11 @@ struct TileOutput {
 
 class TileGemm {
  public:
-  /// For `blocks` threads and tiles of at most `largest`. B has `n` columns.
+  /// For `blocks` threads and tiles of at most `largest`. B has `n` columns. `ordered`: an
+  /// element's bits depend on its row and column alone (GemmPath::kOrdered).
   static Result<std::unique_ptr<TileGemm>> create(std::uint32_t blocks, CpuGemm::TileShape largest,
                                                   std::uint32_t n, std::uint32_t k, DType dtype,
-                                                  BLayout b_layout);
+                                                  BLayout b_layout, bool ordered = false);
 
   /// Makes what the tiles of these grids need, with A's rows any of `ldas` elements apart and B's
   /// `ldb`. While no block multiplies. kInvalidArgument: a leading dimension is too small.
@@ -55,7 +56,7 @@ class TileGemm {
                            std::span<const std::uint32_t> widths);
 
   Status error() const { return gemm_->error(); }
-  /// kNative or kThroughF32.
+  /// Never kAuto.
   GemmPath path() const { return gemm_->path(); }
 
  private:

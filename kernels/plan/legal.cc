@@ -252,21 +252,18 @@ std::vector<Mode> forms_of(const Problem& problem) {
 
 /// Whether an element's bits are the same whatever m is. No way to run shares the K of a tile, a
 /// node's partials are added in rank order, and each node's sum is rounded to the partials' type,
-/// however it is made. So the order of the nodes is left: GEMM+AllReduce has the same for all
-/// rows, but GEMM+ReduceScatter begins with the owner's node, and a row's owner depends on m. (Of
-/// two nodes either order gives the same.)
-Status check_batch_invariance(const Problem& problem, MachineKind kind) {
+/// however it is made. So the order of the nodes is left: GEMM+AllReduce has node order, and
+/// GEMM+ReduceScatter can (GemmRsLaunch::in_node_order), unless a shard is summed once. That begins
+/// with its owner's node, and a row's owner depends on m. (Of two nodes either order gives the
+/// same.)
+Status check_batch_invariance(const Problem& problem, const Candidate& candidate) {
   constexpr std::uint32_t kNodesMax = 2;
-  if (problem.batch_invariant && (kind == MachineKind::kCpu || !is_product(problem.op)))
-    return fail(ErrorCode::kUnsupported,
-                "{}: batch_invariant is for ag_gemm, gemm_rs and gemm_ar on GPUs; leave that out",
-                name_of(problem.op));
-  if (!problem.batch_invariant || problem.op != Op::kGemmRs || problem.nodes <= kNodesMax)
+  if (!problem.batch_invariant || candidate.sums != Sums::kOnce || problem.nodes <= kNodesMax)
     return {};
   return fail(ErrorCode::kUnsupported,
-              "{}: over {} nodes a row's sum begins with its owner's node, which depends on m, so "
-              "it is not batch_invariant; leave that out, or use at most {} nodes or gemm_ar",
-              name_of(problem.op), problem.nodes, kNodesMax);
+              "{}: over {} nodes a shard that is summed once begins with its owner's node, which "
+              "depends on m, so it is not batch_invariant; leave one of the two out",
+              name_of(problem.op), problem.nodes);
 }
 
 Status check_senders(const Problem& problem, const Candidate& candidate) {
@@ -283,7 +280,7 @@ Status check_senders(const Problem& problem, const Candidate& candidate) {
 Status check_way(const Problem& problem, const Machine& machine, const Candidate& candidate) {
   const auto op = name_of(problem.op);
   MK_RETURN_IF_ERROR(check_plan(problem, machine.kind, candidate.tiling));
-  MK_RETURN_IF_ERROR(check_batch_invariance(problem, machine.kind));
+  MK_RETURN_IF_ERROR(check_batch_invariance(problem, candidate));
   if (machine.kind == MachineKind::kCpu || !is_product(problem.op)) {
     if (candidate.engines || candidate.sums != Sums::kWarpgroups)
       return fail(ErrorCode::kInvalidArgument,

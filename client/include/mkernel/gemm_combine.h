@@ -26,8 +26,9 @@ namespace mk {
 /// Token t of this rank gets the sum over its slots of weight times (row times the expert's
 /// weights). Products and sums are in fp32. Rows of one node are added in slot order, then nodes in
 /// their order, then the residual; then comes one rounding. So it is bitwise the same from run to
-/// run. A token without an expert gets 0, or its residual. A NaN in a token's rows reaches no other
-/// token.
+/// run. With Tuning::batch_invariant the bits of a token depend on its own rows and weights, on the
+/// experts' weights and on the ranks, not on how many tokens there are. A token without an expert
+/// gets 0, or its residual. A NaN in a token's rows reaches no other token.
 ///
 /// With Partials::kElement, each weighted product row and each node's sum of a token is rounded to
 /// the element type. One whose magnitude reaches 65520 in f16 becomes an infinity. Infinities of

@@ -137,7 +137,9 @@ typedef struct mk_tuning {
   uint32_t wait_timeout_ms;
   uint32_t count_nonfinite; /* 1 counts in mk_launch_stats.nonfinite_partials */
   double flops_per_s, local_bytes_per_s, network_bytes_per_s, command_ns, step_ns;
-  uint32_t batch_invariant; /* 1: a row's bits do not depend on m */
+  /* 1: a row's bits do not depend on how many rows there are, for every operator and executor; the
+   * same on all ranks (mk::Tuning::batch_invariant). */
+  uint32_t batch_invariant;
   uint32_t
       own_workspace; /* 1: shares it with no equal operator, so MK_INPUT and MK_OUTPUT are there */
   /* Files that launches are planned by; NULL: the environment's. See mk::Tuning. */

@@ -40,8 +40,10 @@ enum class MoeEpilogue : std::uint32_t {
 
 /// Among W ranks, rank r has the experts e with floor(r E / W) <= e < floor((r + 1) E / W). With E
 /// < W some ranks have none. Inputs and output are bf16 or f16. Sums are fp32, and each output
-/// element is rounded once. Results are bitwise the same from run to run. A token that goes
-/// nowhere, or to other ranks only, changes no bit of a rank's output, NaN and infinities included.
+/// element is rounded once. Results are bitwise the same from run to run. With
+/// Tuning::batch_invariant the bits of a row depend on its token and on its expert's weights and
+/// bias, not on how many tokens there are. A token that goes nowhere, or to other ranks only,
+/// changes no bit of a rank's output, NaN and infinities included.
 class MK_EXPORT MoeDispatchGemm {
  public:
   struct Shape {

@@ -44,8 +44,10 @@ constexpr std::uint64_t packed_rows_max(std::uint64_t seq, std::uint64_t sequenc
 /// O = softmax(scale Q K^T) V, for each sequence of a batch and each query head. Query head h uses
 /// key head h / (query_heads / key_heads). Tensors are bf16 or f16, everything between them is
 /// fp32; kernels/ops/ring/README.md has the error bound. Results are bitwise the same from run to
-/// run. Rows that the causal mask hides from a row change no bit of it, NaN and infinities
-/// included.
+/// run. With Tuning::batch_invariant the bits of a row depend on its head's queries, keys and
+/// values in its own sequence, on that sequence's length, on the tiles of keys and on the ranks.
+/// The rest of the batch, other heads, other packed sequences and seq_max change no bit. Rows that
+/// the causal mask hides from a row change no bit of it, NaN and infinities included.
 class MK_EXPORT RingAttention {
  public:
   struct Shape {

@@ -155,10 +155,12 @@ struct Tuning {
   /// ranks.
   std::string machine_file;
   std::string tuned_file;
-  /// For AllGather+GEMM, GEMM+ReduceScatter and GEMM+AllReduce on a GPU. The bits of a row of C
-  /// then depend on that row of A, on B and on the ranks alone. They do not depend on m, m_max,
-  /// tiles or any other choice. To be set on all ranks. kUnsupported: on CPUs, of other operators,
-  /// and of GEMM+ReduceScatter over more than two nodes.
+  /// The bits of a row of the output then depend on that row's own inputs, on the weights and on
+  /// the ranks alone. They do not depend on how many rows there are, nor on m_max, tiles or any
+  /// other choice. A row of Ring Attention also has its sequence, and its tiles of keys, as inputs;
+  /// the rest of the batch, other heads and other sequences change no bit. Every operator promises
+  /// this on GPUs and on CPUs. On CPUs products then take a loop of our own in place of oneDNN. To
+  /// be set on all ranks: on CPUs kShapeMismatch names those that differ.
   bool batch_invariant = false;
   /// GEMM+AllReduce, GEMM+ReduceScatter and GEMM+Combine on CPUs: fill in
   /// LaunchStats::nonfinite_partials, which takes another look at all that is added. On a GPU:

@@ -14,8 +14,8 @@ class Tuning:
     """Choices for every operator of a group; 0 leaves one to the library. All ranks give the same.
 
     `tile_m`, `tile_n` and `chunk_bytes` cut the work. The `_sms` are SMs on a GPU and threads on CPUs, by role. The rates stand for those of the
-    machine file. `batch_invariant`: a row's bits do not depend on how many rows there are; only for products on GPUs. `count_nonfinite` fills in
-    `LaunchStats.nonfinite_partials`, on CPUs.
+    machine file. `batch_invariant`: a row's bits do not depend on how many rows there are, for every operator, on GPUs and on CPUs.
+    For attention that is so with equal length of the sequence and equal tiles. `count_nonfinite` fills in `LaunchStats.nonfinite_partials`, on CPUs.
 
     Operators are planned by `machine_file`, which ``mkbench calibrate`` writes, and `tuned_file`, which ``mkbench tune`` does; without them by what
     MKERNEL_MACHINE and MKERNEL_TUNED name, else by what is shipped.

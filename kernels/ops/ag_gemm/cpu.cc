@@ -80,8 +80,9 @@ class AgGemmCpu::Impl : private RoleBody {
     // Of any launch: smaller ones may have taller tiles.
     const CpuGemm::TileShape tile{std::min(plan_.tile_m, shard_rows_max(plan_.max.m, world.size())),
                                   columns.tile_cols()};
-    MK_ASSIGN_OR_RETURN(tiles_, TileGemm::create(launch_.blocks.compute, tile, plan_.max.n,
-                                                 plan_.max.k, plan_.dtype, options_.b_layout));
+    MK_ASSIGN_OR_RETURN(tiles_,
+                        TileGemm::create(launch_.blocks.compute, tile, plan_.max.n, plan_.max.k,
+                                         plan_.dtype, options_.b_layout, options_.batch_invariant));
     rates_ = rank_rates(options_, world, tiles_->path());
     return runner_.start(threads_of(launch_.blocks, world));
   }

@@ -162,7 +162,7 @@ class CombineCpu::Impl : private RoleBody {
     MK_ASSIGN_OR_RETURN(
         shared_.gemm,
         TileGemm::create(launch_.blocks.compute, {plan_.tile_m, columns}, shape.hidden,
-                         shape.features, plan_.dtype, options_.b_layout));
+                         shape.features, plan_.dtype, options_.b_layout, options_.batch_invariant));
     const CombineSchedule schedule(plan_, world());
     const std::uint32_t widths[] = {schedule.columns_at(0).columns,
                                     schedule.columns_at(schedule.column_tiles() - 1).columns};

@@ -19,6 +19,9 @@ struct GemmRsLaunch : Launch {
   /// (receive), in one pass. For launches whose product takes longer than the network, so that the
   /// others' sums are there first. The bits are the same; ranks may differ.
   bool sums_once = false;
+  /// The nodes' sums are added in node order for all owners; else the owner's node comes
+  /// first. Not together with sums_once. Ranks that differ give bits of both kinds.
+  bool in_node_order = false;
 
   /// When m is settled, before the blocks begin.
   void make_schedule() { schedule = GemmRsSchedule(plan, m); }

@@ -25,7 +25,8 @@
 ///                           -> the caller's C
 ///
 /// Sums go in rank order within a node. Over nodes the owner's own comes first, then the others' in
-/// node order: so every run gives the same bits. With one node, reduce stores into C itself. There
+/// node order, or all are in node order (GemmRsLaunch::in_node_order). So every run gives the same
+/// bits. With one node, reduce stores into C itself. There
 /// is no send and no receive (where one of two ranks sums its own tiles as it computes them,
 /// GemmRsLaunch::accumulates_own, compute does that, and nobody reduces). With one local rank,
 /// compute stores into staging, or keeps, itself; there is no reduce. With both, compute stores
@@ -186,11 +187,15 @@ MK_HOST_DEVICE inline bool receive_chunk(GemmRsBlock<Executor>& block, std::uint
     if (once) {
       block.add_partials(job, world.node, packed.offset(tile));
       if (job.source_type == Partials::kElement) job.rounded_sources = world.locals;
-    } else {
+    } else if (!block.launch.in_node_order) {
       job.add_source(block.sums_for(world.node) + packed.offset(tile));
     }
     for (std::uint32_t node = 0; node < world.nodes; ++node) {
-      if (node != world.node) job.add_source(block.sums_from(node) + packed.offset(tile));
+      if (node != world.node) {
+        job.add_source(block.sums_from(node) + packed.offset(tile));
+      } else if (block.launch.in_node_order) {
+        job.add_source(block.sums_for(node) + packed.offset(tile));
+      }
     }
     const bool has_rows = job.take(mine.rows);
     if (once && !block.await_tile(world.node, tile)) return false;

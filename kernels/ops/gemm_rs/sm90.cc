@@ -25,6 +25,7 @@ Status GemmRsCuda::start(const RankContext& context, const CudaOptions& options)
   GemmRsLaunch& launch = arguments_.launch;
   launch.accumulates_own = planned_.candidate.sums == plan::Sums::kOwn;
   launch.sums_once = planned_.candidate.sums == plan::Sums::kOnce;
+  launch.in_node_order = options.batch_invariant && !launch.sums_once;
   MK_RETURN_IF_ERROR(OperatorBase::start(context, options, plan_.flags(), cuda::kGemmRsKernels));
   arguments_.frame.piece_ns = options.piece_ns.value_or(
       plan::tile_pace_ns(planned_.problem, planned_.machine, planned_.candidate));

@@ -173,9 +173,10 @@ class MoeDispatchCpu::Impl : private RoleBody {
 
   Status start() {
     const std::vector<std::uint32_t> widths = product_widths(plan_, world());
-    MK_ASSIGN_OR_RETURN(gemm_, TileGemm::create(launch_.blocks.compute, {plan_.tile_m, widths[0]},
-                                                plan_.shape.weight_columns(), plan_.shape.hidden,
-                                                plan_.dtype, options_.b_layout));
+    MK_ASSIGN_OR_RETURN(
+        gemm_, TileGemm::create(launch_.blocks.compute, {plan_.tile_m, widths[0]},
+                                plan_.shape.weight_columns(), plan_.shape.hidden, plan_.dtype,
+                                options_.b_layout, options_.batch_invariant));
     // Which rows an expert gets is not known before the launch, but packed tiles have few heights.
     MK_RETURN_IF_ERROR(gemm_->prepare_row_tiles(plan_.tile_m, plan_.row_pad, widths));
     if (plan_.shape.epilogue == MoeEpilogue::kGatedSilu)

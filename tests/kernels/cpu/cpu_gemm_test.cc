@@ -1,5 +1,5 @@
-// Tiles by oneDNN: right on both paths, for odd shapes, both layouts of B, and any leading
-// dimensions.
+// Tiles: right on all paths, for odd shapes, both layouts of B, and any leading dimensions; on the
+// ordered path with bits that depend on nothing but the row and the column.
 #include "kernels/cpu/cpu_gemm.h"
 
 #include <fmt/format.h>
@@ -59,10 +59,10 @@ void expect_right(DType dtype, BLayout layout, const Tile& tile, const std::vect
   }
 }
 
-TEST(CpuGemm, BothPathsTypesAndLayouts) {
+TEST(CpuGemm, AllPathsTypesAndLayouts) {
   for (DType dtype : {DType::kBf16, DType::kF16}) {
     for (BLayout layout : {BLayout::kKN, BLayout::kNK}) {
-      for (GemmPath path : {GemmPath::kAuto, GemmPath::kThroughF32}) {
+      for (GemmPath path : {GemmPath::kAuto, GemmPath::kThroughF32, GemmPath::kOrdered}) {
         for (std::uint32_t k : {1u, 7u, 64u, 1024u, 1025u, 2500u}) {
           const CpuGemm::TileShape largest{16, 24};
           auto gemm = CpuGemm::create(1, largest, k, dtype, layout, path);
@@ -123,6 +123,42 @@ TEST(CpuGemm, BlocksMultiplyAtTheSameTimeAndGetTheSameBits) {
   for (std::thread& thread : threads) thread.join();
   expect_right(DType::kBf16, BLayout::kNK, tile, got[0]);
   for (const auto& other : got) EXPECT_EQ(other, got[0]);
+}
+
+/// Every element of tiles of all heights and many widths, at any place of the matrix, against the
+/// same element of the whole product.
+TEST(CpuGemm, OrderedBitsDependOnRowAndColumnAlone) {
+  constexpr std::uint32_t kRows = 37, kColumns = 75;
+  for (BLayout layout : {BLayout::kKN, BLayout::kNK}) {
+    for (std::uint32_t k : {1u, 100u, 1030u}) {
+      const Tile all = draw(DType::kBf16, layout, {kRows, kColumns}, k, 3, k);
+      auto gemm = CpuGemm::create(1, all.shape, k, DType::kBf16, layout, GemmPath::kOrdered);
+      ASSERT_TRUE(gemm) << gemm.error().message;
+      EXPECT_EQ((*gemm)->path(), GemmPath::kOrdered);
+      ASSERT_TRUE((*gemm)->prepare({&all.shape, 1}, {&all.lda, 1}, all.ldb));
+      std::vector<float> whole(kRows * kColumns);
+      ASSERT_TRUE(
+          (*gemm)->multiply(0, all.shape, all.a.data(), all.lda, all.b.data(), whole.data()));
+      std::mt19937_64 random(k);
+      for (std::uint32_t rows = 1; rows <= kRows; ++rows) {
+        const CpuGemm::TileShape shape{rows, static_cast<std::uint32_t>(1 + random() % kColumns)};
+        const std::size_t row = random() % (kRows - rows + 1);
+        const std::size_t column = random() % (kColumns - shape.columns + 1);
+        const std::uint16_t* const b =
+            all.b.data() + (layout == BLayout::kKN ? column : column * all.ldb);
+        std::vector<float> got(rows * shape.columns);
+        ASSERT_TRUE(
+            (*gemm)->multiply(0, shape, all.a.data() + row * all.lda, all.lda, b, got.data()));
+        for (std::uint32_t i = 0; i < rows; ++i) {
+          for (std::uint32_t j = 0; j < shape.columns; ++j) {
+            ASSERT_EQ(got[i * shape.columns + j], whole[(row + i) * kColumns + column + j])
+                << rows << " x " << shape.columns << " at " << row << ", " << column << ": " << i
+                << " " << j;
+          }
+        }
+      }
+    }
+  }
 }
 
 TEST(CpuGemm, F16IsNotNative) {

@@ -318,14 +318,15 @@ TEST(PlanAccounted, DearCommandsMakeLargerChunksOnCpus) {
   }
 }
 
-TEST(PlanAccounted, BatchInvarianceAndSumsOfProductsAreRefused) {
+TEST(PlanAccounted, BatchInvarianceChangesNothingAndSumsOfProductsAreRefused) {
   const Machine machine = shipped_machine("H100").value();
   Problem problem = problem_of(Op::kRing, 1, 2, {4096, 16, 128});
-  problem.batch_invariant = true;
-  EXPECT_EQ(choose(problem, machine).error().code, ErrorCode::kUnsupported);
-  problem.batch_invariant = false;
   auto choice = choose(problem, machine);
   ASSERT_TRUE(choice);
+  problem.batch_invariant = true;
+  const auto invariant = choose(problem, machine);
+  ASSERT_TRUE(invariant) << invariant.error().message;
+  EXPECT_EQ(invariant->candidate, choice->candidate);
   choice->candidate.engines = true;
   EXPECT_EQ(check_candidate(problem, machine, choice->candidate).error().code,
             ErrorCode::kInvalidArgument);
