@@ -76,7 +76,10 @@ class CollectiveRunner final : public CollectiveCpu, private RoleBody {
         rates_(rank_rates(options, context.world, 0.0)),
         launch_(make_launch<typename Op::Launch>(Op::geometry(plan), context, options.blocks,
                                                  plan.banks())),
-        runner_(Op::kName, launch_, *this, options) {}
+        runner_(Op::kName, launch_, *this, options) {
+    if constexpr (requires { launch_.in_node_order; })
+      launch_.in_node_order = options.batch_invariant;
+  }
 
   Result<LaunchStats> launch(const void* input, void* output, std::uint32_t m, Mode mode) override {
     if (m < 1 || m > plan_.m_max) {

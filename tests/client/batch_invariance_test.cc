@@ -27,6 +27,7 @@ class BatchInvariance : public testing::TestWithParam<EmbeddedWorld> {
 TEST_P(BatchInvariance, AllGatherGemm) { bits_.all_gather_gemm(); }
 TEST_P(BatchInvariance, GemmReduceScatter) { bits_.gemm_reduce_scatter(); }
 TEST_P(BatchInvariance, GemmAllReduce) { bits_.gemm_all_reduce(); }
+TEST_P(BatchInvariance, ReduceScatter) { bits_.reduce_scatter(); }
 TEST_P(BatchInvariance, MoeDispatchGemmAndGemmCombine) { bits_.experts(); }
 TEST_P(BatchInvariance, RingAttention) { bits_.ring_attention(); }
 

@@ -123,10 +123,7 @@ class RowBits {
     for (const Partials partials : {Partials::kElement, Partials::kF32}) {
       SameRows same;
       for_sessions([&](Session& session, std::uint32_t rank) {
-        // Over three nodes and more the first two cancel out, after all that is small has been lost
-        // where it is added in between.
-        const std::uint32_t node = rank / world_of.locals;
-        const bool cancels = world_of.nodes > 2 && node < 2 && rank % world_of.locals == 0;
+        const bool cancels = this->cancels(rank);
         const auto b = bring(weights(100 + (cancels ? 0 : rank), k, n, layouts.front()));
         const auto bias = bring(matrix(99, 1, n));
         for (const BatchSize& size : sizes) {
@@ -137,8 +134,7 @@ class RowBits {
           auto op = Op::create(session, shape, tuning_of<Tuning>(size));
           ASSERT_TRUE(op) << op.error().message;
           Elements drawn = inputs(cancels ? 0 : rank, size.rows);
-          if (cancels) enlarge(drawn);
-          for (std::uint16_t& element : drawn) element ^= cancels && node == 1 ? kSign : 0;
+          if (cancels) enlarge(drawn, rank);
           const auto a = bring(drawn);
           const RowRange mine = rows_of(size.rows, rank);
           const auto c = poisoned<std::uint16_t>(mine.count * n);
@@ -167,6 +163,28 @@ class RowBits {
     products_that_sum<GemmAllReduce>(world(), [](std::uint64_t m, std::uint32_t) {
       return RowRange{0, m};
     });
+  }
+
+  void reduce_scatter() const {
+    SameRows same;
+    for_sessions([&](Session& session, std::uint32_t rank) {
+      for (const BatchSize& size : sizes) {
+        auto op = ReduceScatter::create(session, {size.rows_max, n, type(), Partials::kF32},
+                                        tuning_of<Tuning>(size));
+        ASSERT_TRUE(op) << op.error().message;
+        Elements drawn = matrix(cancels(rank) ? 0 : rank, size.rows, n);
+        if (cancels(rank)) enlarge(drawn, rank);
+        const auto input = bring(drawn);
+        const RowRange mine = ReduceScatter::rows_of(size.rows, world(), rank);
+        const auto output = poisoned<std::uint16_t>(mine.count * n);
+        const auto stats = op->launch(input.get(), output.get(), size.rows);
+        ASSERT_TRUE(stats) << stats.error().message;
+        const Elements got = fetch<std::uint16_t>(output, mine.count * n);
+        for (std::uint64_t i = 0; i < mine.count; ++i)
+          same.take({mine.first + i, 0, 0}, row_of(got, i, n));
+      }
+    });
+    EXPECT_EQ(same.compared(), rows_of_all() - rows_most());
   }
 
   /// A layer of experts: each rank's first tokens, alone and among others, which fill the experts'
@@ -315,11 +333,16 @@ class RowBits {
     }
     return elements;
   }
-  /// Multiplies bf16 by 2^20.
-  static void enlarge(Elements& elements) {
+  /// Over three nodes and more the first ranks of the first two nodes cancel out. A small
+  /// term that is added between them has been lost by then.
+  bool cancels(std::uint32_t rank) const {
+    return world_of.nodes > 2 && rank % world_of.locals == 0 && rank / world_of.locals < 2;
+  }
+  /// Multiplies bf16 by 2^20, or by its negative.
+  static void enlarge(Elements& elements, std::uint32_t rank) {
     constexpr std::uint16_t kExponent = 20 << 7;
     for (std::uint16_t& element : elements)
-      element = static_cast<std::uint16_t>(element + kExponent);
+      element = static_cast<std::uint16_t>((element + kExponent) ^ (rank != 0 ? kSign : 0));
   }
   template <class Element>
   static std::span<const Element> row_of(const std::vector<Element>& all, std::uint64_t row,
