@@ -1,37 +1,65 @@
 #!/usr/bin/env python3
-"""Draws the charts of the documents from the JSON of operators_bench.
+"""Draws the charts of the documents from JSON in results/.
 
     python3 charts.py [FOLDER]    writes every chart of CHARTS into FOLDER (default: deploy/docs/images)
 
-A chart has a bar for each operator and M: the time of the unfused form divided by the time of the fused form. The output
-depends on the JSON alone, so that a test compares it with the committed files.
+A chart has a bar for each workload: the time of its baseline divided by the time of the fused form. The output depends on the
+JSON alone, so that a test compares it with the committed files.
 """
 import html
 import json
 import pathlib
 import sys
 
-from operator_tables import NAMES, series_of
+import moe_figures
+import ring_figures
 
 HERE = pathlib.Path(__file__).resolve().parent
 IMAGES = HERE.parent.parent / "deploy" / "docs" / "images"
-COLORS = {"ag_gemm": "#3b6ea8", "gemm_rs": "#c77d2e", "gemm_ar": "#5a8f4e"}
-BASELINES = {"one": "cuBLAS followed by NCCL", "two": "cuBLAS followed by a pipelined collective over the same rails"}
-# Chart: file of results, series, nodes, title.
-CHARTS = {
-    "one_node": ("operators_h100_x4", "wide", "one", "Four H100s of one node"),
-    "two_nodes": ("operators_h100_2x2", "narrow", "two", "Two nodes of two H100s, 50 GB/s a rail"),
-}
-WIDTH, HEIGHT, LEFT, TOP, BOTTOM = 760, 300, 46, 58, 62
+COLORS = ("#3b6ea8", "#c77d2e", "#5a8f4e", "#8a6bb1")
+WIDTH, HEIGHT, LEFT, TOP = 760, 330, 46, 34
 
 
-def speedups(rows, series):
-    """{operator: {M: speed-up}}; where the caller can leave AllGather's shard in place, the figure in place."""
-    found = {}
-    for row in rows:
-        if series_of(row) == series and "speedup" in row:
-            found.setdefault(row["op"], {})[row["m"]] = row.get("speedup_in_place", row["speedup"])
+def layers(name, baseline):
+    """Stacks of Llama's layers: (label, speed-up)."""
+    rows = json.loads((HERE / "results" / f"{name}.json").read_text(encoding="utf-8"))["rows"]
+    return [(row["shape"], row["ms"][baseline] / row["ms"]["mkernel"]) for row in rows]
+
+
+def moe(name):
+    """DeepSeek-V3's layer with even routing, by tokens of a rank."""
+    cases = [case for case in moe_figures.load(name)["cases"]
+             if case["model"] == "DeepSeek-V3" and case["routing"] == "uniform" and case["gated"] and case["tokens"] >= 4096]
+    return [(f"{case['tokens'] // 1024}K", moe_figures.gain(case, "layer")) for case in cases]
+
+
+def ring(name, causal):
+    """16 sequences and 16 heads of 128, by rows, over the faster of both baselines."""
+    found = []
+    for case in ring_figures.load(name)["cases"]:
+        if (case["batch"], case["query_heads"], case["key_heads"], case["dim"], case["causal"]) == (16, 16, 16, 128, causal):
+            us = case["us"]
+            faster = min(ring_figures.baseline_us(us, "gather_"), ring_figures.baseline_us(us, "ring_fa3"))
+            found.append((f"{case['seq'] // 1024}K", faster / us["fused"]["median"]))
     return found
+
+
+# Chart: title, and groups of bars: what they are, over what, and the bars.
+def groups(name):
+    if name == "one_node":
+        return "Speed-up on one node of two H200s", [
+            ("Llama layers", "DTensor with NCCL", layers("layer_stack_h200_x2", "dtensor")),
+            ("MoE layer, by tokens", "NCCL and torch._grouped_mm", moe("moe_h200_1x2")),
+            ("Ring Attention, by rows", "the faster of two with FlashAttention-3", ring("ring_h200_1x2", False)),
+            ("the same, causal", "the same", ring("ring_h200_1x2", True))]
+    return "Speed-up on two nodes of one H200, at 50 GB/s", [
+        ("Llama layers", "our own unfused form", layers("layer_stack_h200_2x1", "unfused")),
+        ("MoE layer, by tokens", "all-to-all on the same rails, torch._grouped_mm", moe("moe_h200_2x1")),
+        ("Ring Attention, by rows", "the faster of two with FlashAttention-3", ring("ring_h200_2x1", False)),
+        ("the same, causal", "the same", ring("ring_h200_2x1", True))]
+
+
+CHARTS = ("one_node", "two_nodes")
 
 
 def text(x, y, words, anchor="middle", size=12, weight="normal"):
@@ -39,45 +67,39 @@ def text(x, y, words, anchor="middle", size=12, weight="normal"):
             f'fill="#222">{html.escape(words)}</text>')
 
 
-def draw(title, baseline, found):
-    heights = sorted({m for of_op in found.values() for m in of_op})
-    ops = [op for op in NAMES if op in found]
-    top = max(2.0, max(value for of_op in found.values() for value in of_op.values()) * 1.08)
-    plot_width, plot_height = WIDTH - LEFT - 12, HEIGHT - TOP - BOTTOM
+def draw(title, found):
+    bottom = 40 + 20 * len(found)
+    top = max(2.0, max(value for _, _, bars in found for _, value in bars) * 1.08)
+    plot_width, plot_height = WIDTH - LEFT - 12, HEIGHT - TOP - bottom
 
     def at(value):
         return TOP + plot_height * (1 - value / top)
 
     out = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif">',
-           f'<rect width="{WIDTH}" height="{HEIGHT}" fill="#fff"/>',
-           text(LEFT, 20, title, "start", 14, "bold"), text(LEFT, 38, f"speed-up over {baseline}", "start")]
+           f'<rect width="{WIDTH}" height="{HEIGHT}" fill="#fff"/>', text(LEFT, 20, title, "start", 14, "bold")]
     for step in range(int(top * 2) + 1):
         y = at(step / 2)
         out.append(f'<line x1="{LEFT}" y1="{y:.1f}" x2="{WIDTH - 12}" y2="{y:.1f}" stroke="{"#444" if step == 2 else "#ddd"}"/>')
         out.append(text(LEFT - 6, y + 4, f"{step / 2:.1f}×", "end", 11))
-    slot = plot_width / len(heights)
-    bar = slot * 0.8 / len(ops)
-    for column, m in enumerate(heights):
-        left = LEFT + slot * column + slot * 0.1
-        for number, op in enumerate(ops):
-            if m not in found[op]:
-                continue
-            value, x = found[op][m], left + bar * number
-            out.append(f'<rect x="{x:.1f}" y="{at(value):.1f}" width="{bar * 0.92:.1f}" height="{at(0) - at(value):.1f}" '
-                       f'fill="{COLORS[op]}"/>')
-            out.append(text(x + bar * 0.46, at(value) - 4, f"{value:.2f}", size=10))
-        out.append(text(left + slot * 0.4, HEIGHT - BOTTOM + 18, f"M = {m}"))
-    for number, op in enumerate(ops):
-        x = LEFT + 190 * number
-        out.append(f'<rect x="{x}" y="{HEIGHT - 26}" width="12" height="12" fill="{COLORS[op]}"/>')
-        out.append(text(x + 18, HEIGHT - 15, NAMES[op], "start"))
+    slot = plot_width / (sum(len(bars) for _, _, bars in found) + 0.6 * (len(found) - 1))
+    x = float(LEFT)
+    for number, (what, baseline, bars) in enumerate(found):
+        color = COLORS[number]
+        for label, value in bars:
+            out.append(f'<rect x="{x + slot * 0.1:.1f}" y="{at(value):.1f}" width="{slot * 0.8:.1f}" height="{at(0) - at(value):.1f}" '
+                       f'fill="{color}"/>')
+            out.append(text(x + slot / 2, at(value) - 4, f"{value:.2f}", size=10))
+            out.append(text(x + slot / 2, at(0) + 15, label, size=11))
+            x += slot
+        x += 0.6 * slot
+        y = HEIGHT - bottom + 32 + 20 * number
+        out.append(f'<rect x="{LEFT}" y="{y}" width="12" height="12" fill="{color}"/>')
+        out.append(text(LEFT + 18, y + 11, f"{what}: over {baseline}", "start"))
     return "\n".join([*out, "</svg>"]) + "\n"
 
 
 def chart(name):
-    file, series, nodes, title = CHARTS[name]
-    document = json.loads((HERE / "results" / f"{file}.json").read_text(encoding="utf-8"))
-    return draw(title, BASELINES[nodes], speedups(document["rows"], series))
+    return draw(*groups(name))
 
 
 def main(arguments):

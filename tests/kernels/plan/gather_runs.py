@@ -15,9 +15,7 @@ from pathlib import Path
 SMS = 132
 ELEMENT = 2
 
-# Files whose ranks share one GPU, or whose sides did not run interleaved.
-LEFT_OUT = {"operators_h100_2x2_on_2.json", "operators_h100_x2_alone.json"}
-# Runs of the kernels that exist (the results' README); the others are of earlier ones: they still say which of two
+# Runs whose times the model is held to (the results' README); the others are of earlier ones: they still say which of two
 # candidates is quicker, but not how long a launch takes today.
 PRESENT = {"operators_h100_x4.json", "operators_h100_2x2.json", "operators_h100_x2.json", "operators_h100_2x1.json",
            "operators_h100_1x8_mirrored.json", "operators_h100_2x4_mirrored.json",
@@ -103,8 +101,7 @@ def main():
     results = Path(sys.argv[1])
     rows = []
     for path in sorted(results.glob("operators_h[12]00_*.json")):
-        if path.name not in LEFT_OUT:
-            rows.extend(rows_of(path))
+        rows.extend(rows_of(path))
     out = open(sys.argv[2], "w", newline="") if len(sys.argv) > 2 else sys.stdout
     with out:
         writer = csv.DictWriter(out, COLUMNS, lineterminator="\n")
