@@ -7,7 +7,7 @@ each other compiled layer by layer: `mkernel_compiled`, and `async_tp`, Inductor
 `async_tp_by_mkernel`, the same graphs with our operators in them. Two nodes of one GPU each:
 `mkernel` beside `unfused`, the same model with our product first and our collective then, over the same paced loopback.
 
-Variants take turns. A time is the slowest rank's, between two events; the median of `rounds`. Gradients are compared with the same stack in
+Variants run interleaved. A time is the slowest rank's, between two events; the median of `rounds`. Gradients are compared with the same stack in
 fp32 in one process (`errors`: the norm of the difference over the norm, the worst of the weights and of the input).
 Layers have no rotary embedding, and their norms no weights: all variants share the rest of the code.
 """
@@ -148,7 +148,7 @@ def errors(result, exact, rows):
 
 
 def clock(variants, x, dy, device):
-    """By variant, the medians of the slowest rank's milliseconds; they take turns."""
+    """By variant, the medians of the slowest rank's milliseconds; they run interleaved."""
     times = {name: [] for name in variants}
     for round_ in range(2 + ROUNDS):
         for name, (layers, prepare) in variants.items():
@@ -268,7 +268,7 @@ def main():
                 "gpu": torch.cuda.get_device_name(0),
                 "torch": f"{torch.__version__}, NVLink multicast off",
                 "network": "NVLink" if options.nodes == 1 else f"loopback, GPU memory, {PACE} per rail, daemons beside it",
-                "times": f"ms, slowest rank, median of {ROUNDS}; variants take turns",
+                "times": f"ms, slowest rank, median of {ROUNDS}; variants interleaved",
                 "rows": found,
             }
             if options.json:

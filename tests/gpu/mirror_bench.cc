@@ -168,7 +168,7 @@ int run(int argc, char** argv) {
     document["ranks"] =
         fmt::format("rank 0 of {} on one GPU, the others played by the second (tests/gpu/mirror.h)",
                     options.ranks);
-    document["times"] = "us; of rank 0; the sides take turns";
+    document["times"] = "us; rank 0; interleaved in random order";
     document["network"] = network_of(options, "beside it");
     document["rows"] = rows;
     if (!mk::test::write(options, document)) return 1;

@@ -305,7 +305,7 @@ int run(int argc, char** argv) {
             : "cublasGemmEx and, one after the other, NCCL (no NVLS) in each node with the "
               "daemons' "
               "rails between them, in pieces that follow each other (tests/gpu/unfused.h)";
-    std::string times = "us; slowest rank of a launch, begun together; sides take turns";
+    std::string times = "us; slowest rank of a launch, begun together; interleaved in random order";
     if (options.alone_seconds > 0) {
       times += fmt::format(
           "; alone: each side {} s without a pause, three times after as long to settle",

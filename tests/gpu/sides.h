@@ -17,7 +17,7 @@ namespace mk::test {
 struct Side {
   std::string name;
   std::function<void()> run;  ///< queues a launch on all ranks' streams
-  Timing by_turns;            ///< all sides run at the clock that they have together
+  Timing by_turns;            ///< interleaved with the others, so all see the same GPU clock
   Timing alone;               ///< may be empty
 };
 

@@ -45,9 +45,9 @@ class Stopwatch {
   /// `side` queues a launch on the ranks' streams. A side's first one is not held: what libraries
   /// do then may wait for the device to be idle.
   void run(const std::function<void()>& side, Timing& timing, bool held = true);
-  /// Each turn `launches` times after a warm-up: once a round, the rounds in orders drawn anew (the
-  /// same in every run of a program). What ran before tells: a launch over the network takes some
-  /// per cent longer behind a product than behind another launch over the network.
+  /// Runs each turn `launches` times after a warm-up, once a round. Each round has a random order,
+  /// which is the same in every run of a program. The launch before matters: one over the network
+  /// takes some per cent longer behind a product than behind another launch over the network.
   void take_turns(const std::vector<Turn>& turns, int launches);
   /// Queues that many launches one after the other, the first of which is held; adds the time of
   /// one of them.
