@@ -9,7 +9,7 @@ namespace {
 
 class BatchInvariance : public testing::TestWithParam<EmbeddedWorld> {
  protected:
-  const HostMemory memory_;
+  const HostMemory memory_{};
   /// Two panels of K, and tiles of which the last ones are odd.
   const RowBits bits_{memory_,
                       Executor::kCpu,

@@ -29,7 +29,7 @@ class BatchInvarianceOnGpus : public testing::TestWithParam<EmbeddedWorld> {
   void SetUp() override {
     if (device_count() == 0) GTEST_SKIP() << "no GPU";
   }
-  const GpuMemory memory_;
+  const GpuMemory memory_{};
   /// 18 steps of K; tiles of several shapes, which are chosen where they are not named.
   const RowBits bits_{memory_,
                       Executor::kCuda,
