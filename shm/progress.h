@@ -31,6 +31,17 @@ inline constexpr std::string_view kProgressOperators[] = {
     "all_gather"};
 inline constexpr std::uint32_t kProgressOperatorCount =
     sizeof(kProgressOperators) / sizeof(kProgressOperators[0]);
+/// What Progress::sizes are of each operator; "": nothing.
+inline constexpr std::uint32_t kProgressSizes = 4;
+inline constexpr std::string_view kProgressSizeNames[kProgressOperatorCount][kProgressSizes] = {
+    {"", "", "", ""},
+    {"n", "k", "", ""},
+    {"n", "k", "", ""},
+    {"n", "k", "", ""},
+    {"n", "k", "experts", "top_k"},
+    {"n", "k", "experts", "top_k"},
+    {"heads", "key_heads", "head_dim", "batch"},
+    {"row_bytes", "", "", ""}};
 constexpr std::uint32_t progress_operator(std::string_view name) {
   for (std::uint32_t op = 1; op < kProgressOperatorCount; ++op) {
     if (kProgressOperators[op] == name) return op;
@@ -43,13 +54,14 @@ constexpr std::uint32_t progress_operator(std::string_view name) {
 struct Progress {
   // line 0: what the launch is, before it begins
   std::uint32_t op;
-  std::uint32_t epoch;  ///< the operator's launches so far, with this one
-  std::uint64_t tag;    ///< the caller's; 0: none
-  std::uint32_t m;
-  std::uint32_t tiles;   ///< to compute; 0: not told
+  std::uint32_t epoch;   ///< the operator's launches so far, with this one
+  std::uint64_t tag;     ///< the caller's; 0: none
+  std::uint32_t m;       ///< rows (tokens) of this rank's launch, as the caller counts them
+  std::uint32_t tiles;   ///< to compute; 0: not told, or not known yet
   std::uint32_t chunks;  ///< to send to other nodes; 0: not told, or none
   std::uint32_t reserved0;
-  std::uint64_t reserved1[4];
+  std::uint32_t sizes[kProgressSizes];  ///< the rest of its shape: kProgressSizeNames
+  std::uint64_t reserved1[2];
   // line 1: how far it is
   std::uint32_t tiles_done;
   std::uint32_t chunks_done;

@@ -80,6 +80,23 @@ struct WaitSite {
   std::uint32_t hops = 0;
 };
 
+/// A wait in 32 bits, for a kernel has no registers to spare where it waits; 0: none.
+struct AwaitedWord {
+  MK_HOST_DEVICE static constexpr std::uint32_t encode(const WaitSite& site) {
+    return (static_cast<std::uint32_t>(site.kind) + 1) << 24 | (site.hops & 0xffu) << 16 |
+           (site.rank & 0xffffu);
+  }
+  /// As people are told of it.
+  MK_HOST_DEVICE static constexpr std::uint64_t role_word(std::uint32_t word) {
+    return word == 0 ? 0
+                     : shm::encode({.running = 1,
+                                    .waiting = 1,
+                                    .rank = word & 0xffffu,
+                                    .wait = (word >> 24) - 1,
+                                    .hops = word >> 16 & 0xffu});
+  }
+};
+
 /// The first failed wait of an operator; later ones do not overwrite it.
 struct WaitRecord {
   std::uint32_t claimed = 0;  ///< 1 once a block writes or has written the rest
@@ -88,6 +105,9 @@ struct WaitRecord {
   std::uint64_t expected = 0;
   std::uint64_t seen = 0;
   std::uint64_t waited_ns = 0;
+  /// Not of the failure: what a wait of each role that lasts is for (AwaitedWord), by the last
+  /// block that looked at the clock in it. A kernel's only; its poller takes them out again.
+  std::uint32_t awaited[kRoles] = {};
 };
 
 /// What every wait of a launch looks at besides its flag.
@@ -173,6 +193,28 @@ MK_HOST_DEVICE inline WaitSite made_site(const Site& site) {
 /// A wait that has looked so often, or at the clock, is told to people. (Where CPUs are few, a
 /// pause that yields is a time slice.)
 inline constexpr std::uint32_t kToldAfter = 64;
+#if defined(__CUDA_ARCH__)
+inline constexpr bool kTellsEarly = false;  ///< it looks at the clock as often as that
+#else
+inline constexpr bool kTellsEarly = true;
+#endif
+
+/// Tells people of a wait that lasts. On a GPU by a word that its rank's poller passes on: there is
+/// no room for more on this path.
+template <class Site>
+MK_HOST_DEVICE inline void tell_wait([[maybe_unused]] const WaitControl& control,
+                                     [[maybe_unused]] WaitTotals& totals, const Site& site) {
+#if defined(__CUDA_ARCH__)
+  const WaitSite made = made_site(site);
+  shm::store_relaxed(&control.record->awaited[static_cast<std::uint32_t>(made.role)],
+                     AwaitedWord::encode(made));
+#else
+  shm::BlockProgress* const shown = totals.progress();
+  if (shown == nullptr) return;
+  const WaitSite made = made_site(site);
+  shown->wait_for(made.rank, static_cast<std::uint32_t>(made.kind), made.hops);
+#endif
+}
 
 /// Waits until `probe(&seen)` answers true. `expected` and `seen` are for the record only; `site`:
 /// see made_site. The pacer supplies
@@ -210,7 +252,11 @@ MK_HOST_DEVICE inline bool wait_until(Pacer& pacer, const WaitControl& control, 
       continue;
     }
     // Not at every look: on a GPU each of these words costs as much time as the flag itself.
-    const WaitEnd end = look_at_clock ? control.stop_reason() : WaitEnd::kReached;
+    if (!look_at_clock) {
+      if (kTellsEarly && attempt == kToldAfter) tell_wait(control, totals, site);
+      continue;
+    }
+    const WaitEnd end = control.stop_reason();
     if (end != WaitEnd::kReached || late) [[unlikely]] {
       const std::uint64_t waited_ns = pacer.now_ns() - start_ns;
       totals.ns += waited_ns;
@@ -218,11 +264,7 @@ MK_HOST_DEVICE inline bool wait_until(Pacer& pacer, const WaitControl& control, 
                 expected, seen, waited_ns);
       return false;
     }
-    const bool lasts = look_at_clock || attempt == kToldAfter;
-    if (shm::BlockProgress* const shown = lasts ? totals.progress() : nullptr) {
-      const WaitSite made = made_site(site);
-      shown->wait_for(made.rank, static_cast<std::uint32_t>(made.kind), made.hops);
-    }
+    tell_wait(control, totals, site);
   }
 }
 

@@ -52,6 +52,7 @@ class CollectiveCpu {
 ///     static Status bind(const Plan&, const void* input, void* output, std::uint32_t m, Launch&);
 ///                                  // checks the arguments; takes them if they are right
 ///     static std::uint32_t chunks_sent(const Launch&);   // after make_schedule
+///     static std::array<std::uint32_t, shm::kProgressSizes> sizes(const Plan&);  // LaunchTasks
 ///     static bool run_role(Executor&, const Launch&, Role, std::uint32_t index, BlockTotals&);
 ///
 /// and a Plan what every plan has, and `m_max`, banks() and input(context).
@@ -96,7 +97,7 @@ class CollectiveRunner final : public CollectiveCpu, private RoleBody {
 
  private:
   void begin_launch() override { launch_.make_schedule(); }
-  LaunchTasks tasks() const override { return {0, Op::chunks_sent(launch_)}; }
+  LaunchTasks tasks() const override { return {0, Op::chunks_sent(launch_), Op::sizes(plan_)}; }
   bool run_role(Role role, std::uint32_t index, BlockTotals& totals) override {
     typename Op::Executor executor(launch_);
     return Op::run_role(executor, launch_, role, index, totals);

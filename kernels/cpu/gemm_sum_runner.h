@@ -96,7 +96,8 @@ class GemmSumRunner : private RoleBody {
 
   void begin_launch() override { launch_.make_schedule(); }
   LaunchTasks tasks() const override {
-    return {launch_.schedule.tiles(), Op::chunks_sent(launch_.schedule, world())};
+    return {
+        launch_.schedule.tiles(), Op::chunks_sent(launch_.schedule, world()), {plan_.max.n, k_}};
   }
   bool run_role(Role role, std::uint32_t index, BlockTotals& totals) override {
     typename Op::Executor executor(*tiles_, math_, plan_, matrices_,

@@ -145,7 +145,9 @@ void LaunchRunner::show_launch() {
   shm::store_relaxed(&progress_->op, shm::progress_operator(op_));
   shm::store_relaxed(&progress_->epoch, launch_.epoch);
   shm::store_relaxed(&progress_->tag, tag_);
-  shm::store_relaxed(&progress_->m, launch_.m);
+  shm::store_relaxed(&progress_->m, tasks.m != 0 ? tasks.m : launch_.m);
+  for (std::uint32_t i = 0; i < shm::kProgressSizes; ++i)
+    shm::store_relaxed(&progress_->sizes[i], tasks.sizes[i]);
   shm::store_relaxed(&progress_->tiles, tasks.tiles);
   shm::store_relaxed(&progress_->chunks, tasks.chunks);
   shm::store_relaxed(&progress_->tiles_done, 0u);

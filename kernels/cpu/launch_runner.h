@@ -3,6 +3,7 @@
 /// after a failure, and the statistics. The operator brings what a block does.
 #pragma once
 
+#include <array>
 #include <chrono>
 #include <cstdint>
 #include <memory>
@@ -28,7 +29,7 @@ namespace plan {
 struct Machine;
 }
 
-/// What a rank chooses for itself, of any operator; ranks may differ. (What they must agree on is
+/// A rank chooses these for itself, of any operator; ranks may differ. (What they must agree on is
 /// the operator's plan.)
 struct CpuOptions {
   RoleBlocks blocks;
@@ -61,10 +62,12 @@ MachineRates rank_rates(const CpuOptions& options, const World& world, double bl
 /// `op` names the operator. kInvalidArgument.
 Status check_options(const std::string& op, const CpuOptions& options);
 
-/// Of one rank and launch; 0: not known before its blocks run.
+/// One rank's launch, as people are told of it (shm::Progress).
 struct LaunchTasks {
-  std::uint32_t tiles = 0;   ///< to compute
-  std::uint32_t chunks = 0;  ///< to send to other nodes
+  std::uint32_t tiles = 0;   ///< to compute; 0: not known before its blocks run (tell_tiles)
+  std::uint32_t chunks = 0;  ///< to send to other nodes; 0: likewise, or none
+  std::array<std::uint32_t, shm::kProgressSizes> sizes{};  ///< shm::kProgressSizeNames
+  std::uint32_t m = 0;  ///< as the caller counts rows; 0: the launch's own
 };
 
 /// What the blocks run.
@@ -129,6 +132,10 @@ class LaunchRunner : private BlockWork {
   void set_trace(std::uint32_t capacity);
   /// Of the last launch.
   std::vector<TraceEvent> trace() const;
+  /// By one block of a launch that has found out how many tiles there are.
+  void tell_tiles(std::uint32_t tiles) {
+    if (progress_ != nullptr) shm::store_relaxed(&progress_->tiles, tiles);
+  }
   /// The caller's mark of the next launches; 0: none.
   void set_tag(std::uint64_t tag) { tag_ = tag; }
 

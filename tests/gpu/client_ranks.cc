@@ -214,6 +214,18 @@ std::string launch_held_up(Session& session, Lane<Tensors>& lane, const AttachOp
   return "nothing held it up";
 }
 
+template <class Operator, class Tensors>
+std::string launch_late(Session& session, Lane<Tensors>& lane, const AttachOptions& at,
+                        Operator& op, const Work& work) {
+  const bool last = at.rank + 1 == at.world;
+  MK_TRY_STEP(lane.draw(0), "inputs");
+  if (last) work.meanwhile(session);
+  MK_TRY_STEP(lane.launch(op, work.m), "launch");
+  if (!last) work.meanwhile(session);
+  MK_TRY_STEP(op.finish(lane.stream()), "the launch");
+  return lane.judge(1, work.m);
+}
+
 /// `create(lane)` makes the operator.
 template <class Tensors, class Create>
 std::string create_and_launch(Session& session, const Work& work, Create&& create) {
@@ -229,6 +241,8 @@ std::string create_and_launch(Session& session, const Work& work, Create&& creat
         return launch_in_a_row(lane, at, *op, work);
       case Pace::kHeldUp:
         return launch_held_up(session, lane, at, *op, work);
+      case Pace::kLate:
+        return launch_late(session, lane, at, *op, work);
       default:
         return launch_one_by_one(lane, at, *op, work);
     }

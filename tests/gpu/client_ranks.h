@@ -24,6 +24,7 @@ enum class Pace {
   kReplayed,  ///< one launch, captured into a graph and replayed; each replay judged
   kInARow,    ///< without a pause, with changing m; each `kRow`-th judged
   kHeldUp,    ///< once, without the last rank: the others wait for it inside the launch
+  kLate,      ///< once, judged; the last rank comes when `meanwhile` lets it
 };
 inline constexpr std::uint32_t kRow = 100;
 
@@ -37,6 +38,8 @@ struct Work {
   Pace pace = Pace::kOneByOne;
   /// Called when a launch is under way; kHeldUp: when it waits.
   std::function<void()> under_way = {};
+  /// kLate: called by the last rank before it launches, by the others when they have.
+  std::function<void(const Session&)> meanwhile = {};
 };
 
 /// The GPU of a rank: ranks are dealt out to all there are.

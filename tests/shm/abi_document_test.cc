@@ -86,16 +86,18 @@ TEST(AbiDocument, SegmentHeader) {
 
 TEST(AbiDocument, Progress) {
   const AbiDocument document;
-  expect_fields(
-      document.table("Progress"),
-      {MK_FIELD(Progress, op), MK_FIELD(Progress, epoch), MK_FIELD(Progress, tag),
-       MK_FIELD(Progress, m), MK_FIELD(Progress, tiles), MK_FIELD(Progress, chunks),
-       MK_FIELD(Progress, tiles_done), MK_FIELD(Progress, chunks_done), MK_FIELD(Progress, roles)},
-      0);
+  expect_fields(document.table("Progress"),
+                {MK_FIELD(Progress, op), MK_FIELD(Progress, epoch), MK_FIELD(Progress, tag),
+                 MK_FIELD(Progress, m), MK_FIELD(Progress, tiles), MK_FIELD(Progress, chunks),
+                 MK_FIELD(Progress, sizes), MK_FIELD(Progress, tiles_done),
+                 MK_FIELD(Progress, chunks_done), MK_FIELD(Progress, roles)},
+                0);
   // Numbers that other versions know.
   EXPECT_EQ(progress_operator("ag_gemm"), 1u);
   EXPECT_EQ(progress_operator("ring_attention"), 6u);
   EXPECT_EQ(progress_operator("all_gather"), 7u);
+  EXPECT_EQ(kProgressSizeNames[progress_operator("gemm_ar")][1], "k");
+  EXPECT_EQ(kProgressSizeNames[progress_operator("moe_dispatch")][3], "top_k");
   EXPECT_EQ(kProgressRoleNames[7], "pull");
   EXPECT_EQ(kProgressWaitNames[15], "indexed rows");
 }

@@ -42,7 +42,7 @@ class OperatorBase {
   }
   const PlanType& plan() const { return plan_; }
   /// What the next launches show with them: Progress::tag.
-  void set_tag(std::uint64_t tag) { arguments_.frame.host.tag = tag; }
+  void set_tag(std::uint64_t tag) { arguments_.frame.host.told.tag = tag; }
   const RoleBlocks& blocks() const { return arguments_.launch.blocks; }
   /// Whether DMA engines bring this rank's rows to the node's others.
   bool shares_by_dma() const { return arguments_.frame.by_dma; }
@@ -127,8 +127,12 @@ class OperatorBase {
     arguments_.launch.m = m;
     arguments_.launch.mode = mode == Mode::kAuto ? planned_.form(m, estimate_) : mode;
     arguments_.launch.make_schedule();
+    LaunchTold& told = arguments_.frame.host.told;
+    told.m = m;
+    told.sizes[0] = plan_.max.n;
+    told.sizes[1] = k_;
     if constexpr (requires { arguments_.launch.schedule.tiles(); })
-      arguments_.frame.host.tiles = arguments_.launch.schedule.tiles();
+      told.tiles = arguments_.launch.schedule.tiles();
   }
   /// Puts the launch on the stream, with what is in the arguments besides these.
   Status enqueue(cudaStream_t stream, void* c, std::uint64_t ldc) {

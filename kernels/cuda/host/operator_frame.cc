@@ -87,7 +87,7 @@ Status OperatorFrame::start(const RankContext& context, const CudaOptions& optio
   frame.host.lane_count = launch.blocks.send;
   frame.host.launches = options.launches;
   frame.host.progress = options.progress;
-  frame.host.op = shm::progress_operator(op_);
+  frame.host.told.op = shm::progress_operator(op_);
   launch.banks = flags.banks;
   launch.control.timeout_ns = static_cast<std::uint64_t>(options.wait_timeout.count());
   return {};

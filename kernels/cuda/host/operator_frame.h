@@ -65,7 +65,8 @@ class OperatorFrame {
   /// Puts a launch on the stream.
   template <class Kernel, class Arguments>
   Status put_on(cudaStream_t stream, const Kernel& kernel, const Arguments& arguments) const {
-    const LaunchRange range(op_, arguments.launch.m, arguments.frame.host.tag);
+    const LaunchTold& told = arguments.frame.host.told;
+    const LaunchRange range(name_.of(told), told.m, told.tag);
     return check(kernel.launch(arguments, stream), "the launch was refused");
   }
   /// What the host has been told; does not wait.
@@ -81,6 +82,7 @@ class OperatorFrame {
                        FrameArguments& frame);
 
   const char* op_;
+  mutable LaunchName name_;
   int device_ = 0;
   World world_;
   DeviceState* state_ = nullptr;

@@ -57,6 +57,7 @@ struct DeviceState {
   std::uint32_t streams_taken = 0;
   std::uint32_t receives_taken = 0;
   std::uint32_t tiles_taken = 0;  ///< of the running launch: tiles beyond each block's first
+  std::uint32_t tiles_found = 0;  ///< likewise, the poller's: LaunchTold::tiles, once known
   /// Of each chunk's parts those that are done (place_of_parts), of what is sent on (or handed out)
   /// and of what has been received; zero between launches.
   std::uint32_t parts_done[2][kPartPlaces] = {};
@@ -88,6 +89,22 @@ struct HostReport {
   WaitRecord record;
 };
 
+/// What people are told of the next launch (shm::Progress), and where to find how far it is.
+struct LaunchTold {
+  std::uint32_t op = 0;
+  std::uint32_t m = 0;
+  std::uint64_t tag = 0;
+  std::uint32_t sizes[shm::kProgressSizes] = {};
+  std::uint32_t tiles = 0;  ///< 0: not known to the host
+  /// Then they are so many times what is there in device memory; null: nobody knows.
+  std::uint32_t tiles_each = 0;
+  const std::uint32_t* tiles_of = nullptr;
+  bool planned = false;  ///< as soon as the plan role is done; else from the start
+  /// Tiles that blocks have taken beyond their first; null: DeviceState::tiles_taken.
+  const std::uint32_t* taken = nullptr;
+  std::uint32_t taken_ahead = 0;  ///< so many of these are not computed yet
+};
+
 /// Words in memory of the host (mapped for the GPU), and where in device memory they are mirrored.
 /// Nobody but the poller looks at the host's.
 struct HostWords {
@@ -98,11 +115,8 @@ struct HostWords {
   std::uint32_t releases_begin = 0;  ///< behind all banks' arrivals; 0, as bank_flags: all flags
   const std::uint32_t* aborts[2] = {};
   std::uint64_t* launches = nullptr;  ///< CudaOptions::launches
-  // What people are told of the launch.
   shm::Progress* progress = nullptr;  ///< CudaOptions::progress
-  std::uint32_t op = 0;               ///< Progress::op
-  std::uint32_t tiles = 0;            ///< of this launch; 0: not known
-  std::uint64_t tag = 0;              ///< of this launch
+  LaunchTold told;
   shm::LaneControl* controls[shm::kLanesMax] = {};
   shm::RingProducer* session_lanes = nullptr;  ///< in device memory: where `produced` lives
   std::uint32_t lane_count = 0;                ///< those that this operator uses

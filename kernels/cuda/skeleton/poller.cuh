@@ -45,11 +45,12 @@ class Poller {
       shm::store_relaxed(host_.launches, ++launches_);
       if (host_.progress != nullptr) show_launch();
     }
+    if (tells()) begin_waits();
     const bool few = polled_ <= kLanes;
     for (;;) {
       // All on their way together.
       const std::uint32_t done = shm::load_relaxed(&state_.groups_done);
-      const std::uint32_t taken = shm::load_relaxed(&state_.tiles_taken);
+      const std::uint32_t taken = shm::load_relaxed(tiles_taken());
       const auto computed = static_cast<std::uint32_t>(shm::load_relaxed(&account().groups));
       const Counters counters = load_counters();
       uint4 flags{};
@@ -63,13 +64,14 @@ class Poller {
       }
       mirror_counters(counters);
       bring_produced();
-      if (counts() && host_.progress != nullptr) show_tiles(taken, computed);
+      if (!tells()) continue;
+      if (lane_ == 0) show_tiles(taken, computed);
+      if (++looks_ % kLooksPerTelling == 0) show_waits(computed < launch_.blocks.compute);
     }
     __threadfence();  // sees what groups have committed before they ended
     bring_produced();
-    if (!counts()) return;
-    if (host_.progress != nullptr) show_roles(0, 0);
-    shm::store_relaxed(host_.launches, ++launches_);
+    if (tells() && lane_ < kRoles) show_role(0);
+    if (counts()) shm::store_relaxed(host_.launches, ++launches_);
   }
 
  private:
@@ -81,40 +83,89 @@ class Poller {
   /// Whether this thread counts the launch when it begins and when it ends.
   __device__ bool counts() const { return lane_ == 0 && host_.launches != nullptr; }
 
-  // What people read, by that thread; only what has changed, since each word crosses the bus.
+  // What people read; only what has changed, since each word crosses the bus.
+
+  /// So many looks, each of a microsecond or more, are many times those between two at the clock in
+  /// a wait (look_at_clock).
+  static constexpr std::uint32_t kLooksPerTelling = 256;
+  static constexpr std::uint64_t kWorks = shm::encode({.running = 1});
+
+  __device__ bool tells() const { return host_.launches != nullptr && host_.progress != nullptr; }
 
   __device__ const RoleAccount& account() const {
     return state_.accounts[epoch_ % 2].roles[static_cast<std::uint32_t>(Role::kCompute)];
   }
-  __device__ void show_roles(std::uint64_t compute, std::uint64_t collect) const {
-    std::uint64_t* const roles = host_.progress->roles;
-    shm::store_relaxed(&roles[static_cast<std::uint32_t>(Role::kCompute)], compute);
-    shm::store_relaxed(&roles[static_cast<std::uint32_t>(Role::kCollect)], collect);
+  __device__ const std::uint32_t* tiles_taken() const {
+    return host_.told.taken != nullptr ? host_.told.taken : &state_.tiles_taken;
   }
-  __device__ void show_launch() const {
+  __device__ bool is(Role role) const { return lane_ == static_cast<std::uint32_t>(role); }
+  __device__ std::uint32_t* awaited() const { return &state_.local.failure.awaited[lane_]; }
+
+  /// A lane for each role. What the last launch's waits have left is not this one's.
+  __device__ void begin_waits() {
+    if (lane_ >= kRoles) return;
+    shm::store_relaxed(awaited(), 0u);
+    show_role(is(Role::kCompute) ? kWorks : 0);
+  }
+  __device__ void show_role(std::uint64_t word) const {
+    shm::store_relaxed(&host_.progress->roles[lane_], word);
+  }
+  /// A block that waits tells it again and again, so a word that has been taken out and is still
+  /// zero says that none of its role does.
+  __device__ void show_waits(bool computing) {
+    if (lane_ == 0 && host_.told.tiles == 0) find_tiles();
+    if (lane_ >= kRoles) return;
+    std::uint64_t word = AwaitedWord::role_word(shm::load_relaxed(awaited()));
+    if (word != 0) {
+      shm::store_relaxed(awaited(), 0u);
+    } else if (computing) {
+      if (is(Role::kCompute)) word = kWorks;
+    } else if (is(Role::kCollect)) {
+      // What is left is sums, copies and what others bring.
+      word = shm::encode({.running = 1,
+                          .waiting = 1,
+                          .rank = launch_.context.world.rank(),
+                          .wait = static_cast<std::uint32_t>(FlagKind::kOutReady)});
+    }
+    show_role(word);
+  }
+  /// Where the host does not know how many tiles there are.
+  __device__ void find_tiles() {
+    const LaunchTold& told = host_.told;
+    if (told.tiles_of == nullptr) return;
+    // The launch's epoch, which would be one register more where it is kept.
+    const std::uint32_t epoch = shm::load_relaxed(&state_.epoch) + 1;
+    if (told.planned && shm::load_acquire(state_.local.done_by(Role::kPlan)) != epoch) return;
+    state_.tiles_found = shm::load_relaxed(told.tiles_of) * told.tiles_each;
+    shm::store_relaxed(&host_.progress->tiles, state_.tiles_found);
+  }
+  __device__ void show_launch() {
     shm::Progress& to = *host_.progress;
-    shm::store_relaxed(&to.op, host_.op);
+    const LaunchTold& told = host_.told;
+    state_.tiles_found = told.tiles;
+    shm::store_relaxed(&to.op, told.op);
     shm::store_relaxed(&to.epoch, epoch_);
-    shm::store_relaxed(&to.tag, host_.tag);
-    shm::store_relaxed(&to.m, launch_.m);
-    shm::store_relaxed(&to.tiles, host_.tiles);
+    shm::store_relaxed(&to.tag, told.tag);
+    shm::store_relaxed(&to.m, told.m);
+    shm::store_relaxed(&to.tiles, told.tiles);
     shm::store_relaxed(&to.tiles_done, 0u);
-    show_roles(shm::encode({.running = 1}), 0);
+#pragma unroll
+    for (std::uint32_t i = 0; i < shm::kProgressSizes; ++i)
+      shm::store_relaxed(&to.sizes[i], told.sizes[i]);
   }
   /// `taken`: at run time, as operators do; `computed`: blocks that have computed all of theirs.
   __device__ void show_tiles(std::uint32_t taken, std::uint32_t computed) {
     if (taken + computed == shown_) return;
     shown_ = taken + computed;
     const std::uint32_t blocks = launch_.blocks.compute;
-    const bool all = computed >= blocks;
-    const std::uint32_t of_blocks = host_.tiles / blocks * computed;
-    const std::uint32_t some = taken > of_blocks ? taken : of_blocks;
-    shm::store_relaxed(&host_.progress->tiles_done, all ? host_.tiles : some);
-    if (!all) return;
-    // What is left is sums, copies and what others bring: whose, the waiting groups know.
-    const auto result = static_cast<std::uint32_t>(FlagKind::kOutReady);
-    const std::uint32_t own = launch_.context.world.rank();
-    show_roles(0, shm::encode({.running = 1, .waiting = 1, .rank = own, .wait = result}));
+    const std::uint32_t tiles = state_.tiles_found;
+    const std::uint32_t of_blocks = tiles / blocks * computed;
+    const std::uint32_t ahead = host_.told.taken_ahead;
+    const std::uint32_t taken_done = taken > ahead ? taken - ahead : 0;
+    // Those taken may be one for each block beyond the last.
+    const std::uint32_t some = taken_done > of_blocks ? taken_done : of_blocks;
+    const bool all = tiles != 0 && (computed >= blocks || some > tiles);
+    shm::store_relaxed(&host_.progress->tiles_done, all ? tiles : some);
   }
 
   __device__ void bring_produced() {
@@ -219,6 +270,7 @@ class Poller {
   std::uint64_t produced_ = 0;
   std::uint64_t launches_ = 0;
   std::uint32_t shown_ = 0;
+  std::uint32_t looks_ = 0;
 };
 
 }  // namespace mk::kernels::cuda

@@ -1,5 +1,6 @@
 #include "kernels/cpu/collective.h"
 #include "kernels/cpu/copy_rows.h"
+#include "kernels/cpu/gather_tasks.h"
 #include "kernels/cpu/pacer.h"
 #include "kernels/ops/all_gather/spec.h"
 
@@ -47,13 +48,12 @@ struct AllGather {
   }
 
   static std::uint32_t chunks_sent(const Launch& launch) {
-    const GatherSchedule& schedule = launch.schedule;
-    std::uint32_t chunks = 0;
-    for (std::uint32_t hops = 0; hops < schedule.shards_sent(); ++hops) {
-      const std::uint32_t origin = schedule.world().rail_peer(schedule.node_at(hops));
-      chunks += schedule.chunks(launch.shards.of(origin).count);
-    }
-    return chunks;
+    return gather_chunks_sent(
+        launch.schedule, [&launch](std::uint32_t rank) { return launch.shards.of(rank).count; });
+  }
+
+  static std::array<std::uint32_t, shm::kProgressSizes> sizes(const Plan& plan) {
+    return {plan.gather.row_bytes};
   }
 
   static bool run_role(Executor& executor, const Launch& launch, Role role, std::uint32_t index,

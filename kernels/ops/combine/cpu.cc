@@ -206,6 +206,17 @@ class CombineCpu::Impl : private RoleBody {
  private:
   const World& world() const { return launch_.context.world; }
 
+  /// Which tiles there are, and what goes to other nodes, the index says.
+  LaunchTasks tasks() const override {
+    const CombineShape& shape = plan_.shape;
+    return {
+        0, 0, {shape.hidden, shape.features, shape.experts, shape.top_k}, launch_.routing.tokens};
+  }
+  bool plan_rows(CombineBlock<CpuExecutor>& block) {
+    if (!gemm_combine::plan(block)) return false;
+    if (block.index == 0) runner_.tell_tiles(block.words->tiles * block.schedule.column_tiles());
+    return true;
+  }
   bool run_role(Role role, std::uint32_t index, BlockTotals& totals) override {
     CpuExecutor executor(shared_, launch_, matrices_, role == Role::kCompute ? index : 0,
                          options_.count_nonfinite ? &nonfinite_ : nullptr);
@@ -214,7 +225,7 @@ class CombineCpu::Impl : private RoleBody {
       case Role::kCompute:
         return gemm_combine::compute(block);
       case Role::kPlan:
-        return gemm_combine::plan(block);
+        return plan_rows(block);
       case Role::kReduce:
         return gemm_combine::reduce(block);
       case Role::kSend:

@@ -1,6 +1,7 @@
 #include "kernels/ops/combine/sm90.h"
 
 #include <algorithm>
+#include <array>
 #include <new>
 
 #include "kernels/comm/plan_tools.h"
@@ -83,6 +84,14 @@ Status CombineCuda::start(const RankContext& context, const CudaOptions& options
                                   plan_.flags(), launch, arguments_.frame));
   launch.blocks.plan = std::min(launch.blocks.reduce, kBlocksMax);
   launch.m = kCombineM;
+  cuda::LaunchTold& told = arguments_.frame.host.told;
+  std::ranges::copy(std::array{shape.hidden, shape.features, shape.experts, shape.top_k},
+                    told.sizes);
+  const auto* const words = reinterpret_cast<const CombineWords*>(
+      launch.context.workspaces[of.local] + plan_.layout.words);
+  told.tiles_of = &words->tiles;
+  told.tiles_each = arguments_.columns;
+  told.planned = true;
   plan::Candidate candidate;
   candidate.compute_blocks = blocks().compute;
   candidate.stream_warpgroups = blocks().reduce;
@@ -204,6 +213,7 @@ Status CombineCuda::launch(cudaStream_t stream, const CombineDeviceInput& input,
   launch.routing = {input.count, plan_.shape.top_k, input.ids, nullptr};
   launch.residual = static_cast<const std::byte*>(input.residual);
   arguments_.c = out;
+  arguments_.frame.host.told.m = input.count;
   MK_RETURN_IF_ERROR(frame_.put_on(stream, *kernel_, arguments_));
   queued_ = {input.count, launch.mode, expected};
   return {};

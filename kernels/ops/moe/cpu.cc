@@ -223,6 +223,18 @@ class MoeDispatchCpu::Impl : private RoleBody {
   const World& world() const { return launch_.context.world; }
   RoutingPlan routing_plan() const { return routing_plan_of(launch_); }
 
+  /// Which chunks of tokens go where, as which tiles there are, the routing says.
+  LaunchTasks tasks() const override {
+    const MoeDispatchShape& shape = plan_.shape;
+    return {
+        0, 0, {shape.features, shape.hidden, shape.experts, shape.top_k}, launch_.routing.tokens};
+  }
+  bool plan_rows(MoeDispatchBlock<CpuExecutor>& block) {
+    if (!moe_dispatch::plan(block)) return false;
+    if (block.index == 0)
+      runner_.tell_tiles(routing_plan().summary().tiles * block.schedule.column_tiles());
+    return true;
+  }
   bool run_role(Role role, std::uint32_t index, BlockTotals& totals) override {
     const std::uint32_t compute = role == Role::kCompute ? index : 0;
     CpuExecutor executor(*gemm_, row_math(plan_.dtype), plan_.shape, matrices_, compute,
@@ -232,7 +244,7 @@ class MoeDispatchCpu::Impl : private RoleBody {
       case Role::kCompute:
         return moe_dispatch::compute(block);
       case Role::kPlan:
-        return moe_dispatch::plan(block);
+        return plan_rows(block);
       case Role::kPull:
         return moe_dispatch::pull(block);
       case Role::kShare:

@@ -1,6 +1,7 @@
 #include "kernels/ops/moe/sm90.h"
 
 #include <algorithm>
+#include <array>
 #include <new>
 
 #include "kernels/comm/plan_tools.h"
@@ -78,6 +79,12 @@ Status MoeDispatchCuda::start(const RankContext& context, const CudaOptions& opt
   launch.blocks.pull = streams;
   launch.blocks.plan = moe_dispatch_plan_groups(streams, of.size());
   launch.m = kMoeDispatchM;
+  cuda::LaunchTold& told = arguments_.frame.host.told;
+  std::ranges::copy(std::array{shape.features, shape.hidden, shape.experts, shape.top_k},
+                    told.sizes);
+  told.tiles_of = &routing_plan_of(launch).summary().tiles;
+  told.tiles_each = arguments_.columns;
+  told.planned = true;
   plan::Candidate candidate;
   candidate.compute_blocks = blocks().compute;
   candidate.stream_warpgroups = streams;
@@ -192,6 +199,7 @@ Status MoeDispatchCuda::launch(cudaStream_t stream, const MoeDispatchInput& inpu
   launch.routing = {input.count, plan_.shape.top_k, input.ids, input.weights};
   launch.tokens = static_cast<const std::byte*>(input.tokens);
   launch.capacity = capacity;
+  arguments_.frame.host.told.m = input.count;
   arguments_.bias = input.bias;
   MK_RETURN_IF_ERROR(frame_.put_on(stream, *kernel_, arguments_));
   queued_ = {input.count, launch.mode, expected};

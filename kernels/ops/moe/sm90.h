@@ -56,7 +56,7 @@ class MoeDispatchCuda {
   /// Does not wait.
   Status status() const { return frame_.status(); }
   /// What the next launches show with them: Progress::tag.
-  void set_tag(std::uint64_t tag) { arguments_.frame.host.tag = tag; }
+  void set_tag(std::uint64_t tag) { arguments_.frame.host.told.tag = tag; }
   /// Waits for the stream, then answers what the last launch did, or the first failure. If any
   /// launch since the last `finish` computed nothing, the last one of these says why. With
   /// kInvalidArgument a rank's routing names an expert that does not exist, or a weight is no

@@ -81,6 +81,7 @@ struct ReduceScatter {
     const World& world = launch.context.world;
     return launch.schedule.pieces_sent(world.node, world.local);
   }
+  static std::array<std::uint32_t, shm::kProgressSizes> sizes(const Plan& plan) { return {plan.n}; }
   static bool run_role(Executor& executor, const Launch& launch, Role role, std::uint32_t index,
                        BlockTotals& totals) {
     GemmRsBlock<Executor> block(executor, launch, role, index, totals);

@@ -8,6 +8,7 @@
 #include "kernels/comm/plan_tools.h"
 #include "kernels/cpu/copy_rows.h"
 #include "kernels/cpu/cpu_attention.h"
+#include "kernels/cpu/gather_tasks.h"
 #include "kernels/cpu/pacer.h"
 #include "kernels/ops/ring/packed.h"
 #include "kernels/ops/ring/roles.h"
@@ -138,6 +139,7 @@ class RingAttentionCpu::Impl : private RoleBody {
     const Estimate expected =
         plan::expected(packed ? packed_.work() : plan_.work(world, length), rates_);
     LaunchStats stats;
+    seq_ = length;
     for (std::uint32_t i = 0; i < plan_.windows(); ++i) {
       set_window(plan_.window(i), all, own);
       MK_ASSIGN_OR_RETURN(const LaunchStats window, runner_.run(m, mode, expected));
@@ -156,6 +158,36 @@ class RingAttentionCpu::Impl : private RoleBody {
   LaunchRunner& runner() { return runner_; }
 
  private:
+  /// Tiles are of queries and keys that these see.
+  LaunchTasks tasks() const override {
+    const World& world = launch_.context.world;
+    const RingAttentionGeometry& its = launch_.plan;
+    const auto schedule_of = [&](std::uint32_t seq) {
+      return RingAttentionSchedule(its, world, seq, launch_.mode);
+    };
+    const bool packed = plan_.sequences_max != 0;
+    std::uint32_t tiles = 0;
+    for (std::uint32_t i = 0; i < (packed ? launch_.packed.count : 1); ++i)
+      tiles += tiles_seen(schedule_of(packed ? launch_.packed.rows[i] : seq_));
+    const RingAttentionSchedule all = schedule_of(seq_);
+    const auto rows_of = [&](std::uint32_t rank) {
+      return packed ? its.gathered_rows(packed_.rows(rank)) : all.gathered_rows(rank);
+    };
+    return {tiles * its.head_pairs(),
+            gather_chunks_sent(all.gather(), rows_of),
+            {its.query_heads, its.key_heads, its.head_dim, its.batch},
+            seq_};
+  }
+  /// Of one sequence, for each pair of a batch and a key head.
+  static std::uint32_t tiles_seen(const RingAttentionSchedule& schedule) {
+    std::uint32_t tiles = 0;
+    for (std::uint32_t q = 0; q < schedule.query_tiles(); ++q) {
+      const SequenceTile query = schedule.query_tile(q);
+      for (std::uint32_t step = 0; step < schedule.steps(); ++step)
+        tiles += schedule.sight(query, schedule.key_tile(step)) != Sight::kNone ? 1 : 0;
+    }
+    return tiles;
+  }
   bool run_role(Role role, std::uint32_t index, BlockTotals& totals) override {
     const bool computes = role == Role::kCompute;
     CpuExecutor executor(launch_.plan, tensors_, launch_.keys_values.sequence,
@@ -227,6 +259,7 @@ class RingAttentionCpu::Impl : private RoleBody {
   }
 
   const RingAttentionPlan plan_;
+  std::uint32_t seq_ = 0;                                 ///< of the launch, as the caller counts
   RingAttentionTensors tensors_;                          ///< of the window of heads
   PackedTables packed_;                                   ///< of the last launch
   std::span<const std::uint32_t> starts_;                 ///< likewise, the caller's

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <new>
 #include <string>
@@ -175,6 +176,10 @@ Status RingAttentionCuda::start(const RankContext& context, const CudaOptions& o
   MK_RETURN_IF_ERROR(frame_.check(cudaStreamSynchronize(nullptr), "memory"));
   arguments_.dealer_words = static_cast<std::uint32_t*>(words);
   arguments_.shown = static_cast<std::uint64_t*>(words) + 1;
+  // Tiles are of queries here: each sees its keys in one go.
+  cuda::LaunchTold& told = arguments_.frame.host.told;
+  told.taken = arguments_.dealer_words;
+  told.taken_ahead = blocks().compute;
   if (plan_.sequences_max != 0) MK_RETURN_IF_ERROR(make_room_for_tables());
   if (plan_.windows() > 1) {
     void* accounts = nullptr;
@@ -327,10 +332,15 @@ Status RingAttentionCuda::set_window(const RingAttentionDeviceTensors& all, std:
   arguments_.lse_batch_stride = tensors.lse_batch_stride;
   arguments_.lse_row_stride = tensors.lse_row_stride;
   arguments_.lse_head_stride = tensors.lse_head_stride;
+  cuda::LaunchTold& told = arguments_.frame.host.told;
+  told.m = seq;
+  std::ranges::copy(std::array{its.query_heads, its.key_heads, its.head_dim, its.batch},
+                    told.sizes);
   const int section = choose_section(its, seq);
   if (plan_.sequences_max == 0) {
     arguments_.items =
         cuda::ring_items(its, world(), schedule_of(seq), kernel_->tile_queries, section);
+    told.tiles = static_cast<std::uint32_t>(cuda::RingItems(arguments_.items.items).count());
     return {};
   }
   cuda::PackedLaunchTables& packed = arguments_.packed;
@@ -342,6 +352,8 @@ Status RingAttentionCuda::set_window(const RingAttentionDeviceTensors& all, std:
   packed.there = index != 0;
   packed.items.heads = static_cast<int>(its.query_heads);
   packed.items.section = section;
+  told.tiles_of = &packed.items.totals->tiles;
+  told.tiles_each = its.query_heads;
   arguments_.launch.packed = {tensors.sequences, make.rows, nullptr, make.first_rows,
                               make.rank_rows};
   packed.ranges.sequences = arguments_.launch.packed;

@@ -74,7 +74,7 @@ class RingAttentionCuda {
   /// kLimitExceeded; kInvalidArgument for lengths that are not possible. Does not wait.
   Status status() const;
   /// What the next launches show with them: Progress::tag.
-  void set_tag(std::uint64_t tag) { arguments_.frame.host.tag = tag; }
+  void set_tag(std::uint64_t tag) { arguments_.frame.host.told.tag = tag; }
   /// Waits for the stream, then answers what the last launch did, or the first failure.
   Result<LaunchStats> finish(cudaStream_t stream);
 

@@ -29,7 +29,8 @@ AgGemmJob::AgGemmJob(const AgGemmJobOptions& options) : options_(options) {
           ClusterShape{options.nodes, options.locals, plan->workspace_bytes, plan->flag_count(),
                        options.cpu.blocks.send, options.slot_count_log2});
     }
-    auto op = AgGemmCpu::create(*plan, cluster_->context(rank), options.cpu);
+    auto op = AgGemmCpu::create(*plan, cluster_->context(rank),
+                                cluster_->with_progress(options.cpu, rank));
     if (!op) throw std::runtime_error(op.error().message);
     ops_.push_back(std::move(*op));
   }

@@ -35,7 +35,8 @@ CombineJob::CombineJob(const CombineJobOptions& options) : options_(options) {
   for (std::uint32_t expert = 0; expert < shape.experts; ++expert)
     by_expert_.push_back(weights_of(expert));
   for (std::uint32_t rank = 0; rank < cluster_->size(); ++rank) {
-    auto op = CombineCpu::create(plan_, cluster_->context(rank), options.cpu);
+    auto op = CombineCpu::create(plan_, cluster_->context(rank),
+                                 cluster_->with_progress(options.cpu, rank));
     if (!op) throw std::runtime_error(op.error().message);
     ops_.push_back(std::move(*op));
     const ShardRange experts = shard_of(shape.experts, size(), rank);

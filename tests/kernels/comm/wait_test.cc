@@ -144,6 +144,25 @@ TEST_F(WaitTest, AbortWordsEndIt) {
       << text();
 }
 
+// A kernel's blocks leave such words for its poller, who tells people.
+TEST(AwaitedWord, SaysWhomAWaitIsForAndForWhat) {
+  EXPECT_EQ(AwaitedWord::role_word(0), 0u) << "nobody waits";
+  for (const auto kind : {FlagKind::kLaunchRecord, FlagKind::kRowsIndexed}) {
+    for (const std::uint32_t rank : {0u, 1023u}) {
+      for (const std::uint32_t hops : {0u, 5u}) {
+        WaitSite site;
+        site.kind = kind;
+        site.rank = rank;
+        site.hops = hops;
+        const std::uint32_t word = AwaitedWord::encode(site);
+        EXPECT_NE(word, 0u);
+        EXPECT_EQ(shm::decode_role(AwaitedWord::role_word(word)),
+                  (shm::RoleWord{1, 1, rank, static_cast<std::uint32_t>(kind), hops}));
+      }
+    }
+  }
+}
+
 TEST_F(WaitTest, OnlyTheFirstFailureIsRecorded) {
   EXPECT_FALSE(wait());
   site.block = 9;

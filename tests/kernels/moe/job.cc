@@ -27,7 +27,8 @@ MoeJob::MoeJob(const MoeJobOptions& options) : options_(options) {
       ClusterShape{options.nodes, options.locals, plan_.workspace_bytes(), plan_.flag_count(),
                    options.cpu.blocks.send, options.slot_count_log2});
   for (std::uint32_t rank = 0; rank < cluster_->size(); ++rank) {
-    auto op = MoeDispatchCpu::create(plan_, cluster_->context(rank), options.cpu);
+    auto op = MoeDispatchCpu::create(plan_, cluster_->context(rank),
+                                     cluster_->with_progress(options.cpu, rank));
     if (!op) throw std::runtime_error(op.error().message);
     ops_.push_back(std::move(*op));
     weights_.push_back(weights_at(rank));

@@ -10,6 +10,7 @@
 
 #include "kernels/comm/rank_context.h"
 #include "kernels/comm/types.h"
+#include "shm/progress.h"
 #include "shm/ring.h"
 
 namespace mk::kernels::testing {
@@ -40,6 +41,7 @@ struct RankMemory {
   std::uint32_t flag_base = 0;
   std::uint32_t session_abort = 0;
   std::uint32_t process_abort = 0;
+  shm::Progress progress{};
 };
 
 class Cluster {
@@ -51,6 +53,12 @@ class Cluster {
   const ClusterShape& shape() const { return shape_; }
   /// As libmkclient fills it in for that rank.
   RankContext context(std::uint32_t rank);
+  /// That rank's options, which tell people of its launches.
+  template <class Options>
+  Options with_progress(Options options, std::uint32_t rank) {
+    options.progress = &ranks_[rank]->progress;
+    return options;
+  }
 
  private:
   ClusterShape shape_;

@@ -111,7 +111,8 @@ class CollectiveJob {
         ClusterShape{options.nodes, options.locals, plan_.workspace_bytes, plan_.flag_count(),
                      options.cpu.blocks.send, options.slot_count_log2});
     for (std::uint32_t rank = 0; rank < options.world(); ++rank)
-      ops_.push_back(or_throw(Op::make(plan_, cluster_->context(rank), options.cpu)));
+      ops_.push_back(or_throw(
+          Op::make(plan_, cluster_->context(rank), cluster_->with_progress(options.cpu, rank))));
   }
 
   Cluster& cluster() { return *cluster_; }
