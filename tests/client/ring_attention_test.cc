@@ -170,7 +170,7 @@ TEST(RingAttention, WrongArgumentsChangeNothing) {
     EXPECT_EQ(ErrorCode::kInvalidArgument, op.error().code);
     EXPECT_NE(std::string::npos, op.error().message.find(part)) << op.error().message;
   };
-  refused_shape({1, 2, 1, 64, true}, "less than one row for each of 2 parts");
+  refused_shape({1, 2, 1, 64, true}, "sequences_max = 1, with which a sequence may be shorter");
   refused_shape({8, 3, 2, 64, true}, "3 query heads over 2 key heads");
   refused_shape({8, 2, 1, 65, true}, "64 or 128");
   refused_shape({8, 2, 1, 64, true, static_cast<DataType>(9)}, "bf16 or f16");

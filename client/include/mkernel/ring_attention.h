@@ -52,7 +52,7 @@ class MK_EXPORT RingAttention {
  public:
   struct Shape {
     /// Rows over all ranks; a launch takes any number from one for each part to this: W parts, or
-    /// 2W when causal.
+    /// 2W when causal. With `sequences_max` it may have fewer; some ranks have none then.
     std::uint64_t seq_max = 0;
     std::uint32_t query_heads = 0;  ///< a multiple of key_heads; at most 1024
     std::uint32_t key_heads = 0;    ///< of K and of V

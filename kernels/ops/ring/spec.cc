@@ -41,8 +41,10 @@ Status check_shape(std::uint32_t ranks, const RingAttentionShape& shape) {
   }
   if (shape.sequences_max == 0 && shape.seq_max < parts) {
     return fail(ErrorCode::kInvalidArgument,
-                "{}: seq_max = {} is less than one row for each of {} parts ({} ranks{})", kOp,
-                shape.seq_max, parts, ranks, shape.causal ? ", two parts each when causal" : "");
+                "{}: seq_max = {} is less than one row for each of {} parts ({} ranks{}): take "
+                "fewer ranks, or sequences_max = 1, with which a sequence may be shorter",
+                kOp, shape.seq_max, parts, ranks,
+                shape.causal ? ", two parts each when causal" : "");
   }
   if (shape.key_heads < 1 || shape.query_heads < 1 || shape.query_heads > kHeadsMax ||
       shape.query_heads % shape.key_heads != 0) {
@@ -178,7 +180,7 @@ Status RingAttentionPlan::check_seq(std::uint64_t seq) const {
   if (seq >= parts() && seq <= seq_max) return {};
   return fail(ErrorCode::kInvalidArgument,
               "{}: a sequence of {} rows is not possible; {} (one for each of the ranks' parts) to "
-              "{}, which the operator was made for, are",
+              "{}, which the operator was made for, are; with sequences_max = 1 it may be shorter",
               kOp, seq, parts(), seq_max);
 }
 

@@ -166,6 +166,24 @@ TEST_P(RingPackedWorlds, AreWithinTheirBoundOnEveryRank) {
 
 INSTANTIATE_TEST_SUITE_P(Nodes, RingPackedWorlds, ::testing::Values(1, 2, 3));
 
+// The messages on too short sequences advise it.
+TEST(RingPacked, ASequenceMayHaveFewerRowsThanThereAreRanks) {
+  for (const bool causal : {false, true}) {
+    RingJobOptions options;
+    options.nodes = options.locals = 2;
+    options.shape = shape_of(7, 1, causal);
+    options.tiling = {5, 7, 700, 2, 2};
+    RingJob job(options);
+    NetworkThread network(job.cluster(), 5);
+    std::vector<RingLaunch> launches;
+    for (std::uint32_t rows = 1; rows <= 7; ++rows) launches.push_back(launch_of({rows}));
+    const auto results = job.run(launches);
+    for (std::size_t i = 0; i < launches.size(); ++i)
+      EXPECT_EQ(job.check(launches[i], results[i]), "") << i + 1 << " rows, causal " << causal;
+    EXPECT_EQ(network.stop().complaint(), "");
+  }
+}
+
 TEST(RingPacked, ASequenceIsAsItIsByItself) {
   RingJobOptions options;
   options.nodes = 2;
