@@ -7,6 +7,7 @@
 #include <set>
 
 #include "daemon/config/discovery_section.h"
+#include "daemon/config/gpu_section.h"
 #include "daemon/config/limits_section.h"
 #include "daemon/config/reader.h"
 #include "daemon/config/units.h"
@@ -247,6 +248,7 @@ void read_root(Section root, Config& config) {
     section.finish();
     config.jobs.push_back(std::move(job));
   });
+  read_gpus(root, config.gpu_rails);
   Section metrics = root.section("metrics");
   metrics.string("listen", [&](std::string_view text) {
     return accept_metrics_listen(text, config.metrics.listen);
@@ -373,6 +375,12 @@ void check_rails(const Config& config, Diagnostics& diagnostics) {
                       key, names, rails));
     }
   };
+  for (const auto& [gpu, rail] : config.gpu_rails) {
+    if (rails != kRailsAuto && rail >= rails) {
+      diagnostics.plain(fmt::format("gpu {}: rail {}, but fabric.rails is {}: 0 to {} are possible",
+                                    gpu, rail, rails, rails - 1));
+    }
+  }
   check_names("fabric.verbs.devices", config.fabric.verbs.devices.size());
   check_names("fabric.ofi.bind", config.fabric.ofi.bind.size());
 }

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -111,6 +112,8 @@ struct Config {
   } admin;
 
   std::vector<JobConfig> jobs;
+  /// Rails of GPUs, by PCI address: they come before what is nearest.
+  std::map<std::string, std::uint32_t> gpu_rails;
 
   struct {
     std::optional<Address> listen;  ///< on a loopback interface; nothing: no metrics

@@ -65,6 +65,11 @@ std::string print_config(const Config& config) {
   line("\n[socket]");
   line("path = {}", quoted(config.socket.path));
   line("mode = \"{:04o}\"", config.socket.mode);
+  for (const auto& [gpu, rail] : config.gpu_rails) {
+    line("\n[[gpu]]");
+    line("address = {}", quoted(gpu));
+    line("rail = {}", rail);
+  }
   for (const PeerConfig& peer : config.peers) {
     line("\n[[peer]]");
     line("id = {}", peer.id);

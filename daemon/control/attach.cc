@@ -15,6 +15,7 @@ std::string rail_reason(const shm::Attach& attach, const ControlOptions::Process
                         std::size_t rails) {
   if (attach.rail != shm::kAnyRail) return "asked for";
   if (rails == 1) return "the only one";
+  if (place.configured) return "configured for GPU " + attach.gpu;
   if (place.rails.empty()) return "in turn";
   return attach.gpu.empty() ? "nearest to CPUs " + place.cpus : "nearest to GPU " + attach.gpu;
 }
@@ -233,7 +234,13 @@ Result<Session*> ControlPlane::Impl::create_session(Client& client, const shm::A
   }
   ControlOptions::ProcessPlace place;
   if (!attach.gpu.empty()) {
-    if (options_.rails_near) place.rails = options_.rails_near(attach.gpu);
+    const auto configured = options_.gpu_rails.find(attach.gpu);
+    if (configured != options_.gpu_rails.end()) {
+      place.rails = {configured->second};
+      place.configured = true;
+    } else if (options_.rails_near) {
+      place.rails = options_.rails_near(attach.gpu);
+    }
   } else if (options_.place_of && client.credentials.pid > 0) {
     place = options_.place_of(client.credentials.pid);
   }

@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <span>
@@ -70,11 +71,14 @@ struct ControlOptions {
   std::function<JobShare(const std::string& job)> job_share;
   /// The rails nearest to a GPU, by its PCI address; none: not known. Empty: for all.
   std::function<std::vector<std::uint32_t>(const std::string& gpu)> rails_near;
+  /// What the configuration says instead.
+  std::map<std::string, std::uint32_t> gpu_rails;
   /// Where a process may run: its CPUs ("0-15,32") and the rails nearest to them; none: no rail is
   /// nearer than others, or not known. Empty: for all. Asked where a rank has no GPU.
   struct ProcessPlace {
     std::string cpus;
     std::vector<std::uint32_t> rails;
+    bool configured = false;  ///< by gpu_rails
   };
   std::function<ProcessPlace(std::int32_t pid)> place_of;
   /// How long the totals of an ended job are kept; 0: not at all.

@@ -49,6 +49,7 @@ void ProgressWatch::look(const shm::Progress& words, bool in_launch, std::uint64
   now.epoch = shm::load_relaxed(&words.epoch);
   now.tag = shm::load_relaxed(&words.tag);
   now.m = shm::load_relaxed(&words.m);
+  now.sizes = shm::sizes_of(words);
   now.tiles = shm::load_relaxed(&words.tiles);
   now.chunks = shm::load_relaxed(&words.chunks);
   now.tiles_done = shm::load_relaxed(&words.tiles_done);

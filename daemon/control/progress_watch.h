@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <string>
 
-#include "shm/progress.h"
+#include "shm/host/progress_sizes.h"
 
 namespace mk::daemon {
 
@@ -15,6 +15,7 @@ struct RankProgress {
   std::uint32_t epoch = 0;  ///< the operator's launches so far
   std::uint64_t tag = 0;
   std::uint32_t m = 0;
+  shm::ProgressSizes sizes{};  ///< shm::kProgressSizeNames
   std::uint32_t tiles = 0, tiles_done = 0, chunks = 0, chunks_done = 0;
   std::string phase;      ///< the role that works, or whose wait is nearest to its cause; "": none
   std::string waits_for;  ///< what that wait is for; empty: something of the rank works

@@ -77,8 +77,8 @@ int show_topology(const Commands& commands, const std::string& xml) {
   const auto shown = choices.value_or(std::vector<topology::RailChoice>());
   std::vector<topology::PlacedRank> ranks;
   if (xml.empty()) ranks = placed_ranks(commands);
-  print(commands, "topology", topology::draw(*machine, shown, ranks),
-        topology::to_json(*machine, shown, ranks));
+  print(commands, "topology", topology::draw(*machine, shown, ranks, config->gpu_rails),
+        topology::to_json(*machine, shown, ranks, config->gpu_rails));
   return choices ? kExitOk : complain(choices.error(), kExitUnhealthy);
 }
 

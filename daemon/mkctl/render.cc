@@ -75,6 +75,8 @@ daemon::RankProgress progress_of(const v1::Progress& from) {
   to.epoch = from.epoch();
   to.tag = from.tag();
   to.m = from.m();
+  for (int i = 0; i < std::min(from.sizes_size(), static_cast<int>(to.sizes.size())); ++i)
+    to.sizes[static_cast<std::size_t>(i)] = from.sizes(i);
   to.tiles = from.tiles();
   to.tiles_done = from.tiles_done();
   to.chunks = from.chunks();
@@ -118,6 +120,13 @@ std::string render(const v1::GetStatusResponse& status) {
   if (status.problems_size() > 0) {
     out += "\nproblems:\n";
     for (const std::string& problem : status.problems()) out += "  " + printable(problem) + "\n";
+  }
+  if (status.tls_refusals_size() > 0) {
+    out += "\nTLS handshakes that failed:\n";
+    for (const v1::TlsRefusal& one : status.tls_refusals()) {
+      out += fmt::format("  {}: {}; {} from there, the last {} ago\n", printable(one.remote()),
+                         printable(one.cause()), one.count(), human_age(one.ago_ns()));
+    }
   }
   return out;
 }

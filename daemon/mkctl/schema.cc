@@ -103,6 +103,7 @@ Json topology() {
                                    {"active", "boolean"}}))},
        {"rails",
         list_of(object_of({{"nics", list_of(text)}, {"why", "string"}, {"gpu", "string?"}}))},
+       {"configured", list_of(object_of({{"gpu", "string"}, {"rail", "integer"}}))},
        {"ranks", list_of(object_of({{"job", "string"},
                                     {"rank", "integer"},
                                     {"rail", "integer"},

@@ -7,7 +7,10 @@
 #include <limits>
 #include <map>
 #include <set>
+#include <string>
 #include <utility>
+
+#include "shm/host/progress_sizes.h"
 
 namespace mk::mkctl {
 namespace {
@@ -137,6 +140,9 @@ class Writer {
         if (launch != nullptr) {
           slice["args"]["operator"] = launch->op();
           slice["args"]["m"] = launch->m();
+          shm::for_each_size(launch->op(), launch->sizes(), [&](auto name, auto size) {
+            slice["args"][std::string(name)] = size;
+          });
           slice["args"]["tag"] = launch->tag();
         }
       }

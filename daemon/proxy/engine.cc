@@ -328,7 +328,8 @@ bool Engine::take_next(Session& session, Lane& lane, std::uint64_t& bytes) {
 void Engine::trace_launch(Session& session, const Lane& lane) {
   const shm::Progress& words = *session.progress;
   const TracedLaunch launch{shm::load_relaxed(&words.tag), shm::load_relaxed(&words.op),
-                            shm::load_relaxed(&words.epoch), shm::load_relaxed(&words.m)};
+                            shm::load_relaxed(&words.epoch), shm::load_relaxed(&words.m),
+                            shm::sizes_of(words)};
   if (session.traced_recording == trace_.recording() && session.traced == launch) return;
   session.traced_recording = trace_.recording();
   session.traced = launch;

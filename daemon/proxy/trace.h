@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "daemon/fabric/fabric.h"
+#include "shm/host/progress_sizes.h"
 
 namespace mk::daemon {
 
@@ -17,6 +18,7 @@ namespace mk::daemon {
 struct TracedLaunch {
   std::uint64_t tag = 0;
   std::uint32_t op = 0, epoch = 0, m = 0;
+  shm::ProgressSizes sizes{};
 
   friend bool operator==(const TracedLaunch&, const TracedLaunch&) = default;
 };

@@ -45,11 +45,19 @@ void to_proto(const LatencyHistogram& from, bool buckets, v1::LatencyHistogram& 
   to.set_p99_ns(percentile_ns(counts, total, 99));
 }
 
+void to_proto(const TlsRefusal& from, v1::TlsRefusal& to) {
+  to.set_remote(from.remote);
+  to.set_cause(from.cause);
+  to.set_count(from.count);
+  to.set_ago_ns(from.ago_ns);
+}
+
 void to_proto(const RankProgress& from, v1::Progress& to) {
   to.set_op(from.op);
   to.set_epoch(from.epoch);
   to.set_tag(from.tag);
   to.set_m(from.m);
+  to.mutable_sizes()->Add(from.sizes.begin(), from.sizes.end());
   to.set_tiles(from.tiles);
   to.set_tiles_done(from.tiles_done);
   to.set_chunks(from.chunks);

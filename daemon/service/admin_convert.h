@@ -10,6 +10,7 @@
 #include "daemon/control/control_plane.h"
 #include "daemon/service/grpc_peer_transport.h"
 #include "daemon/service/live_config.h"
+#include "daemon/service/tls_refusals.h"
 #include "proto/mkernel/v1/admin.pb.h"
 
 namespace mk::daemon {
@@ -30,6 +31,7 @@ void to_proto(std::uint32_t rail, const ProxyStats& from, bool buckets, v1::Rail
 void to_proto(const prometheus::MetricFamily& from, v1::MetricFamily& to);
 /// Without secrets.
 void to_proto(const ConfigChange& from, v1::ConfigChange& to);
+void to_proto(const TlsRefusal& from, v1::TlsRefusal& to);
 void to_proto(const LatencyHistogram& from, bool buckets, v1::LatencyHistogram& to);
 
 JobChange from_proto(const v1::SetJobRequest& request);

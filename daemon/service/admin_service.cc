@@ -89,6 +89,10 @@ class AdminService::Impl final : public v1::Admin::Service {
     if (actions_.problems) {
       for (const std::string& problem : actions_.problems()) response->add_problems(problem);
     }
+    if (actions_.tls_refusals) {
+      for (const TlsRefusal& refusal : actions_.tls_refusals())
+        to_proto(refusal, *response->add_tls_refusals());
+    }
     const bool not_ready = actions_.not_ready && actions_.not_ready();
     response->set_health(snapshot->draining              ? v1::GetStatusResponse::HEALTH_DRAINING
                          : not_ready                     ? v1::GetStatusResponse::HEALTH_NOT_READY

@@ -14,6 +14,7 @@
 #include "daemon/metrics/metrics.h"
 #include "daemon/service/grpc_peer_transport.h"
 #include "daemon/service/live_config.h"
+#include "daemon/service/tls_refusals.h"
 
 namespace grpc {
 class Service;
@@ -46,6 +47,7 @@ struct AdminActions {
   std::function<std::vector<std::string>()> problems;
   /// Whether one of them keeps it from its work.
   std::function<bool()> not_ready;
+  std::function<std::vector<TlsRefusal>()> tls_refusals;
 };
 
 class AdminService {

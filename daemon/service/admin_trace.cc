@@ -53,6 +53,7 @@ void to_proto(const TraceRecord& from, std::uint32_t rail, v1::TraceEvent& to) {
       to.set_op(std::string(shm::kProgressOperators[from.launch.op]));
     to.set_tag(from.launch.tag);
     to.set_m(from.launch.m);
+    to.mutable_sizes()->Add(from.launch.sizes.begin(), from.launch.sizes.end());
     return;
   }
   to.set_link(from.link);

@@ -22,6 +22,7 @@
 #include "daemon/service/node_options.h"
 #include "daemon/service/own_certificates.h"
 #include "daemon/service/process.h"
+#include "daemon/service/tls_refusals.h"
 #include "daemon/service/version.h"
 #include "daemon/service/waiting_admin.h"
 #include "daemon/tls/own_files.h"
@@ -90,7 +91,8 @@ class Daemon::Impl {
                      [this] { return sample(); },
                      [this](bool compare) { return config_view(compare); },
                      [this](const JobChange& change) { return set_job(change); },
-                     [this] { return problems(); }, [this] { return certificates.dead(); }});
+                     [this] { return problems(); }, [this] { return certificates.dead(); },
+                     [this] { return tls_refusals.list(); }});
     const auto open_port = [&](bool) { return listen(config, tls, at_admin); };
     MK_RETURN_IF_ERROR(when_there(at_admin, open_port));
     waiting.reset();
@@ -250,6 +252,9 @@ class Daemon::Impl {
     at_listen.address = config.listen;
     at_listen.mode = 0660;  // who may speak to this socket may speak for a node
     at_listen.tls = tls;
+    at_listen.refused_tls = [this](const auto& remotes, std::string_view why) {
+      tls_refusals.note(remotes, why);
+    };
     at_listen.services = {&peers->service(), &lookers->service()};
     at_listen.trusted_services = {&peers->service(), &changers->service()};
     MK_ASSIGN_OR_RETURN(server, GrpcServer::listen(at_listen));
@@ -440,6 +445,7 @@ class Daemon::Impl {
   std::atomic<bool> open = false;  ///< neither starting, nor drained, nor shutting down
   std::mutex serving_mutex;
   OwnCertificates certificates{logger};
+  TlsRefusals tls_refusals{logger};
   std::unique_ptr<CertificateWatch> certificate_watch;
   std::mutex peers_mutex;
   std::vector<PeerConfig> found;  ///< by discovery

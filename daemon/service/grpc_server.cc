@@ -9,6 +9,7 @@
 
 #include <atomic>
 #include <mutex>
+#include <utility>
 
 #include "shm/host/unique_fd.h"
 
@@ -49,14 +50,60 @@ std::shared_ptr<grpc::ServerCredentials> credentials_for(const TlsTexts& tls) {
 
 std::atomic<Logger*> grpc_logger{nullptr};
 
+/// Servers that want to hear of failed handshakes. gRPC tells of these in its log alone, without
+/// the address, in the thread that has just read from the connection.
+class HandshakeListeners {
+ public:
+  using Told = std::function<void(const std::vector<std::string>&, std::string_view)>;
+
+  void add(const TcpGate& gate, Told told) {
+    std::lock_guard lock(mutex_);
+    all_.emplace_back(&gate, std::move(told));
+  }
+  /// Nobody is told any more when this returns.
+  void remove(const TcpGate* gate) {
+    std::lock_guard lock(mutex_);
+    std::erase_if(all_, [gate](const auto& one) { return one.first == gate; });
+  }
+  /// Whether the message is of a failed handshake, and somebody knows of whom.
+  bool heard(std::string_view message) {
+    constexpr std::string_view kFailed = "Handshake failed with fatal error ";
+    const std::size_t at = message.find(kFailed);
+    if (at == std::string_view::npos) return false;
+    std::lock_guard lock(mutex_);
+    bool known = false;
+    for (const auto& [gate, told] : all_) {
+      const std::vector<std::string> remotes = gate->last_heard();
+      if (remotes.empty()) continue;
+      told(remotes, message.substr(at + kFailed.size()));
+      known = true;
+    }
+    return known;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::vector<std::pair<const TcpGate*, Told>> all_;
+};
+
+HandshakeListeners& handshake_listeners() {
+  static auto* const listeners = new HandshakeListeners;  // gRPC's threads outlive what is static
+  return *listeners;
+}
+
 }  // namespace
 
 class GrpcServer::Impl {
  public:
   ~Impl() {
+    close_gates();
+    for (const auto& server : servers) server->Shutdown(std::chrono::system_clock::now());
+  }
+
+  void close_gates() {
+    handshake_listeners().remove(tcp.get());
     gate.reset();
     tcp.reset();
-    for (const auto& server : servers) server->Shutdown(std::chrono::system_clock::now());
   }
 
   /// A server of `services`, on what a gate brings.
@@ -98,6 +145,8 @@ class GrpcServer::Impl {
   Status open_tcp(const GrpcListenOptions& options) {
     MK_ASSIGN_OR_RETURN(tcp, TcpGate::open(address, options.tcp));
     address.port = tcp->port();
+    if (options.tls.enabled() && options.refused_tls)
+      handshake_listeners().add(*tcp, options.refused_tls);
     return {};
   }
 
@@ -177,8 +226,7 @@ void GrpcServer::set_serving(bool serving) {
 }
 
 void GrpcServer::shutdown(std::chrono::system_clock::time_point deadline) {
-  impl_->gate.reset();
-  impl_->tcp.reset();
+  impl_->close_gates();
   for (const auto& server : impl_->servers) server->Shutdown(deadline);
 }
 
@@ -190,6 +238,7 @@ void route_grpc_log(Logger* logger) {
     if (!to) return;
     const auto level =
         args->severity == GPR_LOG_SEVERITY_ERROR ? LogLevel::kWarning : LogLevel::kDebug;
+    if (handshake_listeners().heard(args->message)) return;
     to->write_limited("grpc", level, fmt::format("gRPC: {}", args->message));
   });
 }

@@ -5,8 +5,11 @@
 #include <sys/types.h>
 
 #include <chrono>
+#include <functional>
 #include <memory>
 #include <optional>
+#include <string>
+#include <string_view>
 #include <vector>
 
 #include "daemon/config/address.h"
@@ -35,6 +38,9 @@ struct GrpcListenOptions {
   std::optional<gid_t> group;
   ConnectionBook* book = nullptr;  ///< outlives the server; null: one of its own
   Logger* logger = nullptr;        ///< hears of connections that are turned away; may be null
+  /// TCP with TLS: hears of handshakes that fail, of whom that may be, and what OpenSSL says. On
+  /// gRPC's threads. Of one server of the process, after route_grpc_log.
+  std::function<void(const std::vector<std::string>& remotes, std::string_view why)> refused_tls;
   TcpGateLimits tcp;
   UnixGateLimits unix_connections;
   /// A connection without a call for so long is closed.

@@ -1,10 +1,14 @@
 #include "daemon/service/live_connections.h"
 
 #include <fcntl.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 
 #include <algorithm>
+#include <cstdint>
+#include <limits>
 
 #include "shm/host/unique_fd.h"
 
@@ -33,8 +37,25 @@ LiveConnections::Counts LiveConnections::count(const std::string& owner) {
   return counts;
 }
 
-void LiveConnections::add(int fd, const std::string& owner) {
-  entries_.push_back({fd, socket_of(fd), owner, Clock::now()});
+void LiveConnections::add(int fd, const std::string& owner, const std::string& remote) {
+  entries_.push_back({fd, socket_of(fd), owner, remote, Clock::now()});
+}
+
+std::vector<std::string> LiveConnections::last_heard() const {
+  std::vector<std::string> remotes;
+  std::uint32_t least_ms = std::numeric_limits<std::uint32_t>::max();
+  for (const Entry& entry : entries_) {
+    if (!young(entry)) continue;
+    tcp_info info{};
+    socklen_t bytes = sizeof info;
+    if (::getsockopt(entry.fd, IPPROTO_TCP, TCP_INFO, &info, &bytes) != 0) continue;
+    // After that, the answer was this connection's.
+    if (socket_of(entry.fd) != entry.socket || info.tcpi_last_data_recv > least_ms) continue;
+    if (info.tcpi_last_data_recv < least_ms) remotes.clear();
+    least_ms = info.tcpi_last_data_recv;
+    remotes.push_back(entry.remote);
+  }
+  return remotes;
 }
 
 bool LiveConnections::cut_oldest_young(const std::string& owner) {

@@ -25,16 +25,20 @@ class LiveConnections {
   };
   /// Looks at all of them anew. `owner`: the caller, a user or an address.
   Counts count(const std::string& owner);
-  void add(int fd, const std::string& owner);
+  /// `remote`: HOST:PORT, of TCP.
+  void add(int fd, const std::string& owner, const std::string& remote = "");
   /// Hangs up on the oldest of those that are young still: of `owner`, or of all when that is
   /// empty. False when there is none.
   bool cut_oldest_young(const std::string& owner);
+  /// Of the young ones of TCP that are there, those from which bytes have come last: one, but for
+  /// others of the same millisecond.
+  std::vector<std::string> last_heard() const;
 
  private:
   struct Entry {
     int fd = -1;
     ino_t socket = 0;
-    std::string owner;
+    std::string owner, remote;
     Clock::time_point since;
   };
   bool young(const Entry& entry) const { return Clock::now() - entry.since < youth_; }

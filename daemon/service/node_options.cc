@@ -1,5 +1,6 @@
 #include "daemon/service/node_options.h"
 
+#include <algorithm>
 #include <optional>
 
 #include "daemon/config/client_limits.h"
@@ -55,6 +56,7 @@ Result<NodeOptions> node_options(const Config& config, const LiveConfig& live, L
                       topology::plan_rails(resolved.config, read_once));
   if (!plan.why.empty()) say(LogLevel::kInfo, plan.why);
   if (!plan.unused.empty()) say(LogLevel::kWarning, plan.unused);
+  options.control.gpu_rails = config.gpu_rails;
   std::map<std::uint32_t, std::vector<std::uint32_t>> rails_by_numa;
   std::map<std::uint32_t, std::uint32_t> numa_of_cpu;
   if (plan.endpoints.size() > 1) {
@@ -64,6 +66,13 @@ Result<NodeOptions> node_options(const Config& config, const LiveConfig& live, L
             const auto found = near.find(gpu);
             return found != near.end() ? found->second : std::vector<std::uint32_t>{};
           };
+      for (const auto& [gpu, rail] : config.gpu_rails) {
+        if (std::ranges::find(here->gpus, gpu, &topology::Gpu::bus_id) != here->gpus.end())
+          continue;
+        say(LogLevel::kWarning, fmt::format("[[gpu]] {}: this machine has no such GPU; `mkctl "
+                                            "topology` shows those there are",
+                                            gpu));
+      }
       rails_by_numa = topology::rails_by_numa(*here, resolved.config);
       numa_of_cpu = here->numa_of_cpu;
     }

@@ -73,15 +73,16 @@ tl::unexpected<Error> explain(const Address& address, int error) {
               address.text());
 }
 
-std::string host_of(int fd) {
+/// Host and port.
+std::pair<std::string, std::string> remote_of(int fd) {
   sockaddr_storage name{};
   socklen_t bytes = sizeof name;
-  char host[NI_MAXHOST] = "?";
+  char host[NI_MAXHOST] = "?", port[NI_MAXSERV] = "?";
   if (::getpeername(fd, reinterpret_cast<sockaddr*>(&name), &bytes) == 0) {
-    ::getnameinfo(reinterpret_cast<sockaddr*>(&name), bytes, host, sizeof host, nullptr, 0,
-                  NI_NUMERICHOST);
+    ::getnameinfo(reinterpret_cast<sockaddr*>(&name), bytes, host, sizeof host, port, sizeof port,
+                  NI_NUMERICHOST | NI_NUMERICSERV);
   }
-  return host;
+  return {host, port};
 }
 
 }  // namespace
@@ -159,13 +160,15 @@ void TcpGate::run() {
 }
 
 void TcpGate::admit(UniqueFd connection, int listener) {
-  const std::string host = host_of(connection.get());
+  const auto [host, port] = remote_of(connection.get());
+  std::unique_lock lock(live_mutex_);
   const LiveConnections::Counts counts = live_.count(host);
   const bool too_many_of_host =
       counts.of_owner >= limits_.of_address || counts.young_of_owner >= limits_.unproved_of_address;
   const bool too_many = counts.all >= limits_.connections || counts.young >= limits_.unproved;
   if ((too_many_of_host && !live_.cut_oldest_young(host)) ||
       (too_many && !too_many_of_host && !live_.cut_oldest_young(""))) {
+    lock.unlock();
     refused_(
         fmt::format("turned a connection of {} away: there are {} connections, {} of this "
                     "address; at most {} and {}",
@@ -174,7 +177,8 @@ void TcpGate::admit(UniqueFd connection, int listener) {
   }
   const int on = 1;
   ::setsockopt(connection.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
-  live_.add(connection.get(), host);
+  live_.add(connection.get(), host, fmt::format("{}:{}", host, port));
+  lock.unlock();
   deliver_(std::move(connection), listener);
 }
 

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <thread>
 #include <vector>
@@ -43,6 +44,11 @@ class TcpGate {
 
   std::uint16_t port() const { return port_; }
   void start(Deliver deliver, Refused refused);
+  /// See LiveConnections. From any thread.
+  std::vector<std::string> last_heard() const {
+    std::lock_guard lock(live_mutex_);
+    return live_.last_heard();
+  }
 
  private:
   TcpGate(std::vector<UniqueFd> listeners, std::uint16_t port, const TcpGateLimits& limits);
@@ -52,6 +58,7 @@ class TcpGate {
   const std::vector<UniqueFd> listeners_;
   const std::uint16_t port_;
   const TcpGateLimits limits_;
+  mutable std::mutex live_mutex_;
   LiveConnections live_;
   Deliver deliver_;
   Refused refused_;

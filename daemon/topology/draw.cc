@@ -14,12 +14,17 @@ std::string rails_text(const std::vector<std::uint32_t>& rails) {
 
 /// What stands beside each leaf: by place.
 std::map<std::uint32_t, std::string> leaves(const Machine& machine,
-                                            const std::vector<RailChoice>& choices) {
+                                            const std::vector<RailChoice>& choices,
+                                            const GpuRails& configured) {
   std::map<std::uint32_t, std::vector<std::uint32_t>> rails;
   for (std::uint32_t rail = 0; rail < choices.size(); ++rail) {
     if (choices[rail].gpu) rails[machine.gpus[*choices[rail].gpu].place].push_back(rail);
     for (const std::uint32_t nic : choices[rail].nics)
       rails[machine.nics[nic].place].push_back(rail);
+  }
+  for (const Gpu& gpu : machine.gpus) {
+    const auto found = configured.find(gpu.bus_id);
+    if (found != configured.end()) rails[gpu.place] = {found->second};
   }
   std::map<std::uint32_t, std::string> text;
   const auto describe = [&](const PciDevice& device, std::string name) {
@@ -54,9 +59,9 @@ void draw_below(const Machine& machine, const std::map<std::uint32_t, std::strin
 }  // namespace
 
 std::string draw(const Machine& machine, const std::vector<RailChoice>& choices,
-                 const std::vector<PlacedRank>& ranks) {
+                 const std::vector<PlacedRank>& ranks, const GpuRails& configured) {
   std::string out = machine.tree.front().label + "\n";
-  draw_below(machine, leaves(machine, choices), 0, "", out);
+  draw_below(machine, leaves(machine, choices, configured), 0, "", out);
   if (machine.gpus.empty()) out += "no GPU\n";
   if (machine.nics.empty()) out += "no NIC\n";
   if (!choices.empty()) out += "\n";
@@ -64,6 +69,8 @@ std::string draw(const Machine& machine, const std::vector<RailChoice>& choices,
     out += fmt::format("rail {}: {} ({})\n", rail, nic_names(machine, choices[rail]),
                        choices[rail].why);
   }
+  for (const auto& [gpu, rail] : configured)
+    out += fmt::format("GPU {}: rail {} (configured)\n", gpu, rail);
   if (!ranks.empty()) out += "\n";
   for (const PlacedRank& one : ranks) {
     out += fmt::format("rank {} of {}: rail {} ({})\n", one.rank, one.job, one.rail, one.why);
@@ -72,7 +79,7 @@ std::string draw(const Machine& machine, const std::vector<RailChoice>& choices,
 }
 
 std::string to_json(const Machine& machine, const std::vector<RailChoice>& choices,
-                    const std::vector<PlacedRank>& ranks) {
+                    const std::vector<PlacedRank>& ranks, const GpuRails& configured) {
   using nlohmann::ordered_json;
   const auto device = [](const PciDevice& of) {
     ordered_json json{{"bus_id", of.bus_id}, {"model", of.model}};
@@ -100,6 +107,9 @@ std::string to_json(const Machine& machine, const std::vector<RailChoice>& choic
         choice.gpu ? ordered_json(machine.gpus[*choice.gpu].bus_id) : ordered_json(nullptr);
     json["rails"].push_back(std::move(one));
   }
+  json["configured"] = ordered_json::array();
+  for (const auto& [gpu, rail] : configured)
+    json["configured"].push_back({{"gpu", gpu}, {"rail", rail}});
   json["ranks"] = ordered_json::array();
   for (const PlacedRank& one : ranks) {
     json["ranks"].push_back({{"job", one.job},

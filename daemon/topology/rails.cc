@@ -63,6 +63,13 @@ std::string unused_nics(const Machine& machine, NicKind kind,
 
 /// What the configuration lists by rail; its own check cannot know what "auto" is.
 Status check_lists(const daemon::Config& config, std::uint32_t rails) {
+  for (const auto& [gpu, rail] : config.gpu_rails) {
+    if (rail < rails) continue;
+    return fail(ErrorCode::kInvalidArgument,
+                "gpu {}: rail {}, but this machine has {} (fabric.rails = \"auto\"): 0 to {} are "
+                "possible, or set fabric.rails",
+                gpu, rail, rails, rails - 1);
+  }
   const std::size_t cpus = config.proxy.cpus.size();
   if (cpus == 0 || cpus == rails) return {};
   return fail(ErrorCode::kInvalidArgument,

@@ -249,7 +249,7 @@ TEST(Config, UnknownKeysNameTheNearestOne) {
       HasSubstr(
           "mk.toml:1:1: nodeid: unknown key; did you mean \"node_id\"? Known here: "
           "node_id, listen, insecure, socket, peer, discovery, fabric, proxy, limits, admin, job, "
-          "metrics, log, tls"));
+          "gpu, metrics, log, tls"));
   EXPECT_THAT(error_of("[fabric.loopback]\nbandwitdh = '1GB/s'"),
               HasSubstr("mk.toml:2:1: fabric.loopback.bandwitdh: unknown key; did you mean "
                         "\"bandwidth\"?"));
@@ -443,6 +443,7 @@ TEST(Config, TheExampleAndWhatIsPrintedHaveEveryKeyOfTheParser) {
   Config full;
   full.peers = {{1, *parse_address("10.0.0.2:7171", false), "name"}};
   full.jobs = {{"production-*", 4}};
+  full.gpu_rails = {{"0000:1b:00.0", 2}};
   std::istringstream text(print_config(full));
   const std::set<std::string> printed = keys_written(text);
   std::size_t keys = 0;

@@ -74,6 +74,19 @@ TEST(RailsOfSessions, AreTheLeastLoadedNearTheirGpus) {
   EXPECT_EQ("in turn", sessions[3].rail_why);
 }
 
+TEST(RailsOfSessions, AreThoseThatTheConfigurationGivesTheirGpus) {
+  TestNode node = node_with_rails(
+      {.rails_near = [](const std::string&) { return std::vector<std::uint32_t>{0}; },
+       .gpu_rails = {{"0000:1b:00.0", 3}}});
+  node.attach(with_gpu(rank_of("a", 1, 2, 0), "0000:1b:00.0"));
+  node.attach(with_gpu(rank_of("a", 1, 2, 1), "0000:43:00.0"));
+  shm::Attach asks = with_gpu(rank_of("b", 1, 1, 0), "0000:1b:00.0");
+  asks.rail = 1;
+  node.attach(asks);
+  EXPECT_THAT(rails_of(node), ElementsAre(3, 0, 1)) << "a rank's own word comes first";
+  EXPECT_EQ("configured for GPU 0000:1b:00.0", node.plane->snapshot().sessions[0].rail_why);
+}
+
 TEST(RailsOfSessions, WithoutGpusAreTheLeastLoadedNearTheirCpus) {
   TestNode node = node_with_rails(
       {.rails_near = [](const std::string&) { return std::vector<std::uint32_t>{0}; },

@@ -33,6 +33,7 @@ TestNode::TestNode(const NodeSetup& node_setup, std::shared_ptr<FakeMemory> memo
   options.all_max = setup.all_max;
   options.job_share = setup.job_share;
   options.rails_near = setup.rails_near;
+  options.gpu_rails = setup.gpu_rails;
   options.place_of = setup.place_of;
   options.log = [this](const LogRecord& record) { logged.push_back(record.message); };
   plane = std::make_unique<ControlPlane>(options, *this, *this, raw, [this] { return *clock_; });

@@ -46,6 +46,7 @@ struct NodeSetup {
   decltype(ControlOptions::all_max) all_max{};
   std::function<JobShare(const std::string&)> job_share{};
   decltype(ControlOptions::rails_near) rails_near{};
+  decltype(ControlOptions::gpu_rails) gpu_rails{};
   decltype(ControlOptions::place_of) place_of{};
   bool device_memory = false;  ///< the network reaches GPUs
 };

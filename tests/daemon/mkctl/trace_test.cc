@@ -89,6 +89,8 @@ TEST(Trace, NamesOperatorEpochAndTagOfEachWrite) {
     told.set_tag(tag);
     told.set_epoch(epoch);
     told.set_m(4096);
+    told.add_sizes(14'336);
+    told.add_sizes(8192);
     *chunk.add_events() = told;
   };
   const auto begin = [&](std::uint32_t epoch) {
@@ -111,11 +113,13 @@ TEST(Trace, NamesOperatorEpochAndTagOfEachWrite) {
     const Json& args = one["args"];
     said.push_back(one["name"].get<std::string>());
     if (args.contains("tag"))
-      said.back() += fmt::format(" {} {}", args["tag"].dump(), args["m"].dump());
+      said.back() += fmt::format(" {} {}x{}x{}", args["tag"].dump(), args["m"].dump(),
+                                 args["n"].dump(), args["k"].dump());
   }
-  EXPECT_EQ(said, (std::vector<std::string>{"train rank 6: ag_gemm 7 4096",
-                                            "train rank 6: gemm_rs 8 4096",
-                                            "train rank 6: ag_gemm 9 4096", "train rank 6"}));
+  EXPECT_EQ(said,
+            (std::vector<std::string>{"train rank 6: ag_gemm 7 4096x14336x8192",
+                                      "train rank 6: gemm_rs 8 4096x14336x8192",
+                                      "train rank 6: ag_gemm 9 4096x14336x8192", "train rank 6"}));
 }
 
 TEST(Trace, SeveralDaemonsShareOneClock) {

@@ -89,6 +89,8 @@ TEST(Observing, ATraceTellsWhichLaunchesWritesAreOf) {
     shm::store_relaxed(&words.op, op);
     shm::store_relaxed(&words.epoch, words.epoch + 1);
     shm::store_relaxed(&words.m, 4096u);
+    shm::store_relaxed(&words.sizes[0], 9u);
+    shm::store_relaxed(&words.sizes[1], 8u);
     shm::store_relaxed(&words.tag, tag);
     session.push(1, 2);
     rig.settle();
@@ -114,8 +116,8 @@ TEST(Observing, ATraceTellsWhichLaunchesWritesAreOf) {
     }
     const std::uint32_t epoch = words.epoch;
     const std::vector<TracedLaunch> told{
-        {.tag = recording == 0 ? 7u : 8u, .op = 3, .epoch = epoch - 1, .m = 4096},
-        {.tag = 8, .op = 3, .epoch = epoch, .m = 4096}};
+        {.tag = recording == 0 ? 7u : 8u, .op = 3, .epoch = epoch - 1, .m = 4096, .sizes = {9, 8}},
+        {.tag = 8, .op = 3, .epoch = epoch, .m = 4096, .sizes = {9, 8}}};
     EXPECT_EQ(launches, told) << "recording " << recording;
     EXPECT_EQ(writes, 3u);
   }

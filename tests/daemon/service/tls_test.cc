@@ -298,6 +298,16 @@ TEST_F(TlsDaemon, MkctlAsksAnotherMachine) {
     EXPECT_EQ(stranger.out, "");
     EXPECT_THAT(stranger.err, HasSubstr("no answer from " + host));
   }
+  // The log and `status` say who they were, and why.
+  for (const char* said : {"a TLS handshake with 127.0.0.1:",
+                           "or not signed by tls.ca of this node", "it speaks no TLS"}) {
+    EXPECT_THAT(daemon->err(), HasSubstr(said));
+  }
+  const std::string after = as("node", {"--host", host, "status"}).out;
+  EXPECT_THAT(after, testing::StartsWith("node 0: ok\n")) << "strangers are no problem of its";
+  EXPECT_THAT(after,
+              testing::ContainsRegex("TLS handshakes that failed:\n  127[.]0[.]0[.]1:[0-9]+: "
+                                     ".*; [0-9]+ from there, the last "));
 }
 
 TEST_F(Tls, FilesThatAreNoPemAreNamed) {

@@ -191,6 +191,18 @@ TEST(TopologyTest, TheTreeShowsWhatHangsWhereAndWhichRailItServes) {
   EXPECT_EQ(json["nics"][7]["numa"], 1);
 }
 
+TEST(TopologyTest, TheTreeShowsTheRailsThatTheConfigurationGivesGpus) {
+  const Machine machine = machine_of(dgx_h200(false));
+  const auto choices = choose_nics(machine, NicKind::kVerbs, 0, {});
+  const GpuRails configured{{machine.gpus[7].bus_id, 2}};
+  const std::string tree = draw(machine, *choices, {}, configured);
+  EXPECT_THAT(tree, HasSubstr("GPU 7 0000:da:00.0, GH100 [H200 SXM 141GB]  [rail 2]"));
+  EXPECT_THAT(tree, HasSubstr("GPU 0000:da:00.0: rail 2 (configured)"));
+  const auto json = nlohmann::json::parse(to_json(machine, *choices, {}, configured));
+  EXPECT_EQ(json["configured"][0]["gpu"], "0000:da:00.0");
+  EXPECT_EQ(json["configured"][0]["rail"], 2);
+}
+
 TEST(TopologyTest, NodesBuiltAlikeAlignAndOthersAreToldApart) {
   using daemon::control::misalignment;
   const Machine one = machine_of(dgx_h200(true));
