@@ -7,7 +7,7 @@ import sys
 import time
 
 import numpy
-from reference import assert_close, behind_the_sum, product, random_matrix, sum_of_products
+from reference import assert_close, behind_the_sum, elements, product, random_matrix, sum_of_products, values_of
 
 import mkernel
 from mkernel import _c, _progress, gradients, products
@@ -100,6 +100,29 @@ def epilogues_are_right(dtype):
                 assert_close(y, want, f"{name} {dtype} {activation} bias={with_bias} {partials} gap {gap} on rank {rank}")
                 assert gap == 0 or (out.base[:, want[0].shape[1] :].view(numpy.uint16) == between.view(numpy.uint16)).all()
                 checked += 1
+    mkernel.shutdown()
+    return checked
+
+
+def collectives_are_right(dtype):
+    """all_gather gives every row, reduce_scatter sums within the roundings of fp32, a node and the whole, of shapes that ranks do not divide, too."""
+    group = mkernel.init()
+    digits = {"bf16": 8, "f16": 11, "f32": 24}[dtype]
+    checked = 0
+    for seed, (m, n) in enumerate([(8, 16), (37, 5), (3, 130), (1, 8), (200, 64)]):
+        values = [numpy.random.default_rng(100 * seed + rank).uniform(-1, 1, (m, n)).astype(numpy.float32) for rank in range(group.world)]
+        parts = [v if dtype == "f32" else elements(v, dtype)[0] for v in values]
+        exact = [p.astype(numpy.float64) if dtype == "f32" else values_of(p) for p in parts]
+        first, count = group.rows(m)
+        gathered = mkernel.all_gather(parts[0][first : first + count], m=m)
+        assert gathered.dtype == parts[0].dtype and numpy.array_equal(gathered, parts[0])
+        for partials in [None, "f32"]:
+            got = mkernel.reduce_scatter(parts[group.rank], partials=partials)
+            got = got.astype(numpy.float64) if dtype == "f32" else values_of(got)
+            expected, magnitude = sum(exact)[first : first + count], sum(abs(e) for e in exact)[first : first + count]
+            bound = 2.0**-digits * (abs(expected) + (magnitude if partials is None else 0)) * 1.02 + 8 * 2.0**-24 * magnitude + 2.0**-24
+            assert got.shape == (count, n) and (abs(got - expected) <= bound).all()
+            checked += 1
     mkernel.shutdown()
     return checked
 

@@ -16,6 +16,11 @@ def test_bias_activation_partials_in_float32_and_gaps_between_rows(cluster, dtyp
     assert cluster.run(on_ranks.epilogues_are_right, dtype) == [45] * 4
 
 
+@pytest.mark.parametrize("dtype", ["f16", "bf16", "f32"])
+def test_rows_are_gathered_and_sums_scattered(cluster, dtype):
+    assert cluster.run(on_ranks.collectives_are_right, dtype) == [10] * 4
+
+
 def test_a_wrong_activation_turns_the_check_red(cluster):
     for said in cluster.run(on_ranks.wrong_epilogue_is_seen):
         assert "gelu" in said

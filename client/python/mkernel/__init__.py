@@ -37,6 +37,7 @@ from .operators import (
     gemm_ar_backward,
     gemm_rs,
     gemm_rs_backward,
+    reduce_scatter,
 )
 from .packed import packed_rows, ring_attention_packed
 from .ring import ring_attention, ring_attention_backward, sequence_rows
@@ -84,6 +85,7 @@ __all__ = [
     "moe_dispatch_gemm",
     "moe_dispatch_gemm_backward",
     "packed_rows",
+    "reduce_scatter",
     "ring_attention",
     "ring_attention_backward",
     "ring_attention_packed",

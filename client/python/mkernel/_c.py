@@ -14,7 +14,7 @@ from typing import Any, Optional
 
 from .errors import Error, ErrorCode
 
-BF16, F16 = 1, 2
+BF16, F16, F32 = 1, 2, 3  # F32: of the collectives only
 KN, NK = 0, 1
 CPU, CUDA = 0, 1
 FUSED, UNFUSED, AUTO = 0, 1, 2
@@ -132,6 +132,27 @@ class GemmArguments(_Sized):
         ("lda", c_uint64),
         ("ldb", c_uint64),
         ("ldc", c_uint64),
+        ("tag", c_uint64),
+    ]
+
+
+class CollectiveShape(_Sized):
+    _fields_ = [
+        ("struct_bytes", c_size_t),
+        ("tuning", POINTER(Tuning)),
+        ("m_max", c_uint64),
+        ("n", c_uint64),
+        ("dtype", c_uint32),
+        ("partials", c_uint32),
+    ]
+
+
+class CollectiveArguments(_Sized):
+    _fields_ = [
+        ("struct_bytes", c_size_t),
+        ("input", c_void_p),
+        ("output", c_void_p),
+        ("m", c_uint64),
         ("tag", c_uint64),
     ]
 
@@ -261,6 +282,8 @@ SHAPES: dict[str, tuple[Any, str]] = {
     "moe": (MoeShape, "tokens_max"),
     "combine": (CombineShape, "tokens_max"),
     "ring": (RingShape, "seq_max"),
+    "all-gather": (CollectiveShape, "m_max"),
+    "reduce-scatter": (CollectiveShape, "m_max"),
 }
 ROWS, EXPERT_OFFSETS, FIRST_EXPERT = 3, 4, 5
 

@@ -146,6 +146,14 @@ def tensor(x: Any, what: str) -> numpy.ndarray:
     return array if array.flags.c_contiguous else numpy.ascontiguousarray(array)
 
 
+def rows_of_any(x: Any, what: str) -> tuple[numpy.ndarray, int]:
+    """(`x` as a matrix without gaps, its MK_ type), of float32, too; one that has gaps is copied."""
+    if isinstance(x, numpy.ndarray) and x.ndim == 2 and x.dtype == numpy.float32:
+        return numpy.ascontiguousarray(x), _c.F32
+    array = numpy.ascontiguousarray(_array(x, what))
+    return array, dtype_of(array.dtype)
+
+
 def _array(x: Any, what: str) -> numpy.ndarray:
     array = _elements(x, what)
     if array.ndim != 2:

@@ -107,17 +107,43 @@ def gemm_ar(
     return result
 
 
-def all_gather(a: Any, *, group: GroupLike = None, m: Optional[int] = None) -> numpy.ndarray:
-    """All ranks' rows of A: an AllGather+GEMM of eight columns, which is what brings the rows."""
+def all_gather(a: Any, *, group: GroupLike = None, m: Optional[int] = None) -> Any:
+    """All ranks' rows of A, of bf16, f16 or float32.
+
+    Without `m`, the rows of the whole A, every rank has as many rows as this one.
+    """
+    if arrays.is_torch(a):
+        _refuse_for_torch("all_gather", m=m)
+        from .torch import operators as torch_operators
+
+        return torch_operators.all_gather(a, group=group)
     chosen = get_group(group)
-    array = arrays.by_rows(a, "a")
-    columns = numpy.zeros((array.columns, 8), dtype=array.like)
-    return ag_gemm(array.owner, columns, group=chosen, m=m, return_gathered=True)[1]
+    array, dtype = arrays.rows_of_any(a, "a")
+    rows, columns = array.shape
+    m = rows * chosen.world if m is None else m
+    if rows != chosen.rows(m)[1]:
+        raise invalid(f"all_gather: a has {rows} rows, and of m = {m} this rank has {chosen.rows(m)[1]} (Group.rows)", chosen.rank)
+    out = numpy.empty((m, columns), dtype=array.dtype)
+    products.launch_collective(chosen, "all-gather", array.ctypes.data if rows else 0, out.ctypes.data, m=m, n=columns, dtype=dtype)
+    return out
 
 
-def reduce_scatter(parts: Any, *, group: GroupLike = None) -> numpy.ndarray:
-    """This rank's rows of the sum over the ranks: a GEMM+ReduceScatter with the identity."""
-    return gemm_rs(parts, arrays.to_like(numpy.eye(parts.shape[1], dtype=numpy.float32), parts.dtype), group=group)
+def reduce_scatter(parts: Any, *, partials: Optional[str] = None, group: GroupLike = None) -> Any:
+    """This rank's rows of the sum over all ranks of `parts`, m x n of bf16, f16 or float32; `Group.rows(m)` says which.
+
+    Sums are float32, in a fixed order, and rounded once; over several nodes of several ranks each node's sum is, too, unless `partials="f32"`.
+    """
+    if arrays.is_torch(parts):
+        from .torch import operators as torch_operators
+
+        return torch_operators.reduce_scatter(parts, partials=partials, group=group)
+    chosen = get_group(group)
+    array, dtype = arrays.rows_of_any(parts, "parts")
+    m, columns = array.shape
+    out = numpy.empty((chosen.rows(m)[1], columns), dtype=array.dtype)
+    to = out.ctypes.data if len(out) else 0
+    products.launch_collective(chosen, "reduce-scatter", array.ctypes.data, to, m=m, n=columns, dtype=dtype, partials=partials)
+    return out
 
 
 def ag_gemm_backward(dy: Any, a: Any, b: Any, *, gathered: Any = None, group: GroupLike = None) -> tuple:

@@ -1,4 +1,4 @@
-"""One launch of the three tensor-parallel operators on addresses, and what may follow the sum: a bias, an activation."""
+"""One launch of the three tensor-parallel operators, or of a collective, on addresses, and what may follow the sum: a bias, an activation."""
 
 from __future__ import annotations
 
@@ -73,4 +73,27 @@ def launch(
         ldb=b.pitch,
         ldc=c.pitch,
     )
+    group.launch(name, shape, m, arguments, device=device, stream=stream)
+
+
+def launch_collective(
+    group: Group,
+    name: str,
+    given: int,
+    out: int,
+    *,
+    m: int,
+    n: int,
+    dtype: int,
+    partials: Optional[str] = None,
+    device: int = -1,
+    stream: int = 0,
+) -> None:
+    """Launches "all-gather" or "reduce-scatter" of `m` rows of the whole, `n` elements each, which lie without gaps."""
+    if partials not in PARTIALS:
+        raise invalid(f"{name}: partials={partials!r}: it must be None or 'f32'", group.rank)
+    shape = dict(n=n, dtype=dtype)
+    if partials is not None:
+        shape["partials"] = PARTIALS[partials]
+    arguments = _c.CollectiveArguments(input=given or None, output=out or None, m=m)
     group.launch(name, shape, m, arguments, device=device, stream=stream)

@@ -21,6 +21,11 @@ def test_results_and_gradients_are_within_the_rounding_error_of_float64(pair, dt
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "f16"])
+def test_collectives_are_each_others_gradients_on_gpus(pair, dtype):
+    assert pair.run(torch_ranks.collectives_are_each_others_gradients, dtype, "cuda", 96, 128) == [True] * 2
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "f16"])
 def test_bias_and_activation_and_their_gradients_are_right(pair, dtype):
     assert pair.run(torch_ranks.epilogues_are_right, dtype, "cuda", 256, 192, 128) == [True] * 2
 

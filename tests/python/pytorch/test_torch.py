@@ -11,6 +11,11 @@ def test_results_and_gradients_are_within_the_rounding_error_of_float64(cluster,
     assert cluster.run(torch_ranks.gradients_are_right, dtype) == [True] * 4
 
 
+@pytest.mark.parametrize("dtype", ["bf16", "f16", "f32"])
+def test_collectives_are_each_others_gradients(cluster, dtype):
+    assert cluster.run(torch_ranks.collectives_are_each_others_gradients, dtype) == [True] * 4
+
+
 @pytest.mark.parametrize("dtype", ["bf16", "f16"])
 def test_bias_and_activation_and_their_gradients_are_right(cluster, dtype):
     assert cluster.run(torch_ranks.epilogues_are_right, dtype) == [True] * 4

@@ -150,6 +150,38 @@ def epilogues_are_right(kind, device="cpu", m=32, n=48, k=16):
     return True
 
 
+def collectives_are_each_others_gradients(kind, device="cpu", rows=6, n=40):
+    """all_gather, reduce_scatter and their gradients against float64; also that fakes and schemas fit, by opcheck."""
+    group = init_on(device)
+    dtype, rank, world = {**DTYPES, "f32": torch.float32}[kind], group.rank, group.world
+    unit = {"bf16": 2.0**-8, "f16": 2.0**-11, "f32": 2.0**-22}[kind]
+
+    def sums(parts):
+        """The rank's rows of a sum, and how far roundings may be from it."""
+        exact, magnitude = sum(p.double() for p in parts), sum(p.double().abs() for p in parts)
+        mine = slice(rank * rows, (rank + 1) * rows)
+        return exact[mine], (2 * unit * magnitude + 2.0**-24)[mine].numpy()
+
+    xs = [random_tensor(r, rows, n, dtype=dtype) for r in range(world)]
+    dys = [random_tensor(50 + r, world * rows, n, dtype=dtype) for r in range(world)]
+    x = xs[rank].to(device).clone().requires_grad_()
+    y = mt.all_gather(x)
+    assert torch.equal(y.detach().cpu(), torch.cat(xs))
+    y.backward(dys[rank].to(device))
+    within(x.grad, *sums(dys), "gradient of all_gather")
+    for partials in (None, "f32"):
+        parts = dys[rank].to(device).clone().requires_grad_()
+        y = mt.reduce_scatter(parts, partials=partials)
+        within(y, *sums(dys), "reduce_scatter")
+        y.backward(xs[rank].to(device))
+        assert torch.equal(parts.grad.cpu(), torch.cat(xs)), "gradient of reduce_scatter"
+    if device == "cpu":
+        torch.library.opcheck(torch.ops.mkernel.all_gather.default, (xs[rank].clone().requires_grad_(), ""))
+        torch.library.opcheck(torch.ops.mkernel.reduce_scatter.default, (dys[rank].clone().requires_grad_(), "", None))
+    mkernel.shutdown()
+    return True
+
+
 def wrong_bias_gradient_is_seen():
     from mkernel.torch import operators
 

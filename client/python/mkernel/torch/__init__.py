@@ -15,7 +15,7 @@ from .attention import attention, sequence_shard
 from .layers import ColumnParallelLinear, RowParallelLinear, finish_gradients, mark_sequence_parallel
 from .moe import Routed, gemm_combine, moe_dispatch_gemm
 from .moe_layer import MoELayer
-from .operators import ag_gemm, all_gather, copy_gemm, gemm_ar, gemm_rs
+from .operators import ag_gemm, all_gather, copy_gemm, gemm_ar, gemm_rs, reduce_scatter
 from .packed import attention_varlen
 from .symm_mem import fused_all_gather_matmul, fused_matmul_reduce_scatter, use_for_async_tp
 
@@ -49,6 +49,7 @@ __all__ = [
     "gemm_rs",
     "mark_sequence_parallel",
     "moe_dispatch_gemm",
+    "reduce_scatter",
     "sequence_shard",
     "use_for_async_tp",
 ]

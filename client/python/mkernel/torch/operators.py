@@ -1,4 +1,4 @@
-"""`mkernel::ag_gemm`, `gemm_rs`, `gemm_ar` and `copy_gemm` of torch.library, with fakes and gradients.
+"""`mkernel::ag_gemm`, `gemm_rs`, `gemm_ar`, `copy_gemm`, `all_gather` and `reduce_scatter` of torch.library, with fakes and gradients.
 
 Tensors on CPUs are computed when the call returns. Tensors on GPUs are launched on the current stream: the call returns at once,
 and a failure shows at a later call or at `Group.check`.
@@ -19,6 +19,7 @@ from ..errors import invalid
 from ..group import Group, GroupLike, get_group
 
 _DTYPES = {torch.bfloat16: _c.BF16, torch.float16: _c.F16}
+_ANY_DTYPES = {**_DTYPES, torch.float32: _c.F32}
 
 
 # --- What people call -------------------------------------------------------------------------------
@@ -83,8 +84,13 @@ def copy_gemm(a: Tensor, b: Tensor, *, group: GroupLike = None) -> Tensor:
 
 
 def all_gather(a: Tensor, *, group: GroupLike = None) -> Tensor:
-    """All ranks' rows of A. It is an AllGather+GEMM of eight columns, which brings the rows."""
-    return torch.ops.mkernel.ag_gemm(a, a.new_zeros((a.shape[1], 8)), _name(group), True)[1]
+    """All ranks' rows of A, of bf16, f16 or, on CPUs, float32. Every rank has as many. Its gradient is reduce_scatter."""
+    return torch.ops.mkernel.all_gather(a, _name(group))
+
+
+def reduce_scatter(parts: Tensor, *, partials: Optional[str] = None, group: GroupLike = None) -> Tensor:
+    """This rank's rows of the sum over all ranks of `parts`; the ranks divide the rows. Its gradient is all_gather."""
+    return torch.ops.mkernel.reduce_scatter(parts, _name(group), partials)
 
 
 def _name(group: GroupLike) -> str:
@@ -136,7 +142,7 @@ def _gemm_rs(
     a: Tensor, b: Tensor, group: str, bias: Optional[Tensor] = None, activation: Optional[str] = None, partials: Optional[str] = None
 ) -> Tensor:
     chosen = _checked("gemm_rs", a, b, group)
-    _check_divides(a.shape[0], chosen)
+    _check_divides("gemm_rs", a.shape[0], chosen)
     c = a.new_empty((a.shape[0] // chosen.world, products.columns_of_result(chosen, "gemm_rs", b.shape[1], activation)))
     _launch(chosen, "gemm-rs", a, b, c, a.shape[0], None, bias, activation=activation, partials=partials)
     return c
@@ -158,6 +164,40 @@ def _copy_gemm(a: Tensor, b: Tensor, group: str) -> Tensor:
     return torch.mm(a, b)
 
 
+@torch.library.custom_op("mkernel::all_gather", mutates_args=(), schema="(Tensor a, str group) -> Tensor")
+def _all_gather(a: Tensor, group: str) -> Tensor:
+    chosen = _checked_rows("all_gather", a, group)
+    if a.is_cuda:  # where the product brings the rows
+        return torch.ops.mkernel.ag_gemm(a, a.new_zeros((a.shape[1], 8)), group, True)[1]
+    out = a.new_empty((a.shape[0] * chosen.world, a.shape[1]))
+    _launch_collective(chosen, "all-gather", a, out, out.shape[0])
+    return out
+
+
+@torch.library.custom_op("mkernel::reduce_scatter", mutates_args=(), schema="(Tensor parts, str group, str? partials=None) -> Tensor")
+def _reduce_scatter(parts: Tensor, group: str, partials: Optional[str] = None) -> Tensor:
+    chosen = _checked_rows("reduce_scatter", parts, group)
+    _check_divides("reduce_scatter", parts.shape[0], chosen)
+    if parts.is_cuda:
+        one = torch.eye(parts.shape[1], dtype=parts.dtype, device=parts.device)
+        return torch.ops.mkernel.gemm_rs(parts, one, group, None, None, partials)
+    out = parts.new_empty((parts.shape[0] // chosen.world, parts.shape[1]))
+    _launch_collective(chosen, "reduce-scatter", parts, out, parts.shape[0], partials)
+    return out
+
+
+@_all_gather.register_fake
+def _(a: Tensor, group: str) -> Tensor:
+    return a.new_empty((a.shape[0] * get_group(group).world, a.shape[1]))
+
+
+@_reduce_scatter.register_fake
+def _(parts: Tensor, group: str, partials: Optional[str] = None) -> Tensor:
+    chosen = get_group(group)
+    _check_divides("reduce_scatter", parts.shape[0], chosen)
+    return parts.new_empty((parts.shape[0] // chosen.world, parts.shape[1]))
+
+
 @_ag_gemm.register_fake
 def _(a: Tensor, b: Tensor, group: str, keep: bool, bias: Optional[Tensor] = None, activation: Optional[str] = None) -> tuple[Tensor, Tensor]:
     chosen = get_group(group)
@@ -168,7 +208,7 @@ def _(a: Tensor, b: Tensor, group: str, keep: bool, bias: Optional[Tensor] = Non
 @_gemm_rs.register_fake
 def _(a: Tensor, b: Tensor, group: str, bias: Optional[Tensor] = None, activation: Optional[str] = None, partials: Optional[str] = None) -> Tensor:
     chosen = get_group(group)
-    _check_divides(a.shape[0], chosen)
+    _check_divides("gemm_rs", a.shape[0], chosen)
     return a.new_empty((a.shape[0] // chosen.world, products.columns_of_result(chosen, "gemm_rs", b.shape[1], activation)))
 
 
@@ -294,6 +334,15 @@ _gemm_ar.register_autograd(_gemm_ar_backward, setup_context=_save_sum("gemm_ar")
 _copy_gemm.register_autograd(_copy_gemm_backward, setup_context=_save_operands)
 
 
+def _save_group(ctx: Any, inputs: tuple, output: Tensor) -> None:
+    ctx.group = inputs[1]
+
+
+# Each is the other's.
+_all_gather.register_autograd(lambda ctx, dy: (torch.ops.mkernel.reduce_scatter(dy, ctx.group), None), setup_context=_save_group)
+_reduce_scatter.register_autograd(lambda ctx, dy: (torch.ops.mkernel.all_gather(dy, ctx.group), None, None), setup_context=_save_group)
+
+
 # --- The launch -------------------------------------------------------------------------------------
 
 
@@ -310,9 +359,18 @@ def _checked(what: str, a: Tensor, b: Tensor, group: str) -> Group:
     return chosen
 
 
-def _check_divides(rows: int, group: Group) -> None:
+def _checked_rows(what: str, a: Tensor, group: str) -> Group:
+    chosen = get_group(group)
+    if a.dim() != 2:
+        raise invalid(f"{what}: the tensor has {a.dim()} dimensions, and must be a matrix: reshape it", chosen.rank)
+    if a.dtype not in (_DTYPES if a.is_cuda else _ANY_DTYPES) or a.device.type not in ("cpu", "cuda"):
+        raise invalid(f"{what}: {a.dtype} on {a.device}: it takes torch.bfloat16 and float16, and on CPUs float32, too", chosen.rank)
+    return chosen
+
+
+def _check_divides(what: str, rows: int, group: Group) -> None:
     if rows % group.world != 0:
-        raise invalid(f"gemm_rs: {rows} rows do not divide over {group.world} ranks: pad them", group.rank)
+        raise invalid(f"{what}: {rows} rows do not divide over {group.world} ranks: pad them", group.rank)
 
 
 def _launch(
@@ -353,6 +411,13 @@ def _launch(
     with torch.cuda.device(a.device):
         # Copies made here are freed in the order of the same stream.
         products.launch(group, name, *operands, device=a.device.index, stream=torch.cuda.current_stream().cuda_stream, **arguments)
+
+
+def _launch_collective(group: Group, name: str, given: Tensor, out: Tensor, m: int, partials: Optional[str] = None) -> None:
+    given = given.contiguous()
+    products.launch_collective(
+        group, name, given.data_ptr(), out.data_ptr(), m=m, n=given.shape[1], dtype=_ANY_DTYPES[given.dtype], partials=partials
+    )
 
 
 def _by_rows(x: Tensor) -> Optional[products.Operand]:
