@@ -3,8 +3,10 @@
 #include <algorithm>
 
 #include "kernels/plan/bound.h"
+#include "kernels/plan/experts.h"
 #include "kernels/plan/model.h"
 #include "kernels/plan/operator_work.h"
+#include "kernels/plan/order.h"
 #include "shm/limits.h"
 
 namespace mk::kernels::plan {
@@ -21,24 +23,17 @@ double rail_us(const Machine& machine, double bytes, double chunk_bytes) {
   return bytes / (machine.network_gb_s * 1e3) + commands * machine.network_command_us;
 }
 
-/// The network's time that a ring takes longer than its bytes do.
+/// The network's time that AllGather+GEMM's ring takes longer than its bytes do.
 double ring_us(const Problem& problem, const Machine& machine, const LaunchWork& work) {
   const double links = problem.nodes - 1.0;
-  // A routing table: ids and weights of a rank's tokens.
-  const double table_bytes =
-      problem.op == Op::kMoe ? 8.0 * problem.experts.top_k * tokens_of_rank(problem) : 0;
-  const double shard_bytes = std::max(0.0, work.network_bytes / links - table_bytes);
-  const double chunks = std::max(1.0, work.commands / links - (table_bytes > 0 ? 3.0 : 1.0));
+  const double shard_bytes = work.network_bytes / links;
+  const double chunks = std::max(1.0, work.commands / links - 1);
   const double chunk_bytes = shard_bytes / chunks;
   // A shard's header goes with its first chunk.
   const double piece = rail_us(machine, chunk_bytes, chunk_bytes) + machine.network_command_us +
                        machine.network_latency_us;
   const double shard = rail_us(machine, shard_bytes, chunk_bytes) + machine.network_command_us;
-  double us = (links - 1) * std::max(0.0, piece - shard);
-  if (table_bytes > 0)
-    us += links * (rail_us(machine, table_bytes, table_bytes) + machine.network_command_us +
-                   machine.network_latency_us);
-  return us;
+  return (links - 1) * std::max(0.0, piece - shard);
 }
 
 /// What the end of an exchange takes longer than with one other node.
@@ -52,7 +47,14 @@ double exchange_us(const Problem& problem, const Machine& machine, const Candida
   return std::max(rail, product + last) - std::max(rail, product);
 }
 
-Limit limit_of(const Timeline& time, double ring) {
+/// `network_us`: without the ring's.
+Limit limit_of(const Problem& problem, const Machine& machine, const Timeline& time,
+               double network_us) {
+  const double ring = time.network - network_us;
+  // The order has the others' rings (order.h).
+  const bool ordered = problem.op == Op::kRing || problem.op == Op::kMoe;
+  if (ordered && (problem.nodes - 1.0) * machine.network_latency_us > time.total / 2)
+    return Limit::kLatency;
   if (time.network >= std::max(time.compute, time.local + time.passed))
     return ring > time.network / 2 ? Limit::kLatency : Limit::kNetwork;
   return time.compute >= time.local + time.passed ? Limit::kCompute : Limit::kLocal;
@@ -98,16 +100,27 @@ void find_obstacles(const Problem& problem, const Machine& machine, ClusterPlan&
 Timeline predict_on_cluster(const Problem& problem, const Machine& machine,
                             const Candidate& candidate) {
   Timeline time = predict(problem, machine, candidate);
-  if (machine.kind != MachineKind::kGpu || problem.nodes < 2 || candidate.form == Mode::kUnfused)
-    return time;
-  if (problem.op == Op::kGemmAr || problem.op == Op::kGemmRs) {
-    time.total += exchange_us(problem, machine, candidate, time);
+  if (machine.kind != MachineKind::kGpu || candidate.form == Mode::kUnfused) return time;
+  const auto work = work_by_plan(problem, machine.kind, candidate);
+  if (!work) return time;
+  if (!is_product(problem.op)) {
+    // The order costs this beyond the longest leg. Legs hinder each other as predict() has it,
+    // whose beginning has one latency and the routing plan.
+    const double longest = std::max({time.compute, time.local, time.network, time.passed});
+    double begun = problem.nodes > 1 ? machine.network_latency_us : 0;
+    if (problem.op == Op::kMoe) begun += expert_terms(problem, machine, candidate).before;
+    time.wait = ordered_us(problem, machine, candidate, *work, time) - begun - longest;
+    if (problem.op == Op::kCombine) time.wait -= time.sums;
+    time.total += time.wait;
     return time;
   }
-  const auto work = work_by_plan(problem, machine.kind, candidate);
-  if (!work || !has_ring(problem.op)) return time;
-  time.network += ring_us(problem, machine, *work);
-  time.total = std::max(time.total, time.launch + time.network + time.last);
+  if (problem.nodes < 2) return time;
+  if (problem.op == Op::kAgGemm) {
+    time.network += ring_us(problem, machine, *work);
+    time.total = std::max(time.total, time.launch + time.network + time.last);
+  } else {
+    time.total += exchange_us(problem, machine, candidate, time);
+  }
   return time;
 }
 
@@ -123,7 +136,7 @@ Result<ClusterPlan> plan_cluster(const Problem& problem, const Machine& machine)
   const Timeline& time = plan.time;
   MK_ASSIGN_OR_RETURN(const Bound bound, bound_of(fused, machine));
   plan.bound_us = bound.longest_us();
-  plan.limit = limit_of(time, time.network - plan.choice.time.network);
+  plan.limit = limit_of(fused, machine, time, plan.choice.time.network);
   plan.advice = advice_for(fused, plan.limit, time);
   const std::uint64_t links = problem.nodes - 1;
   plan.network_bytes = static_cast<std::uint64_t>(work.network_bytes);

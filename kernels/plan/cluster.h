@@ -15,14 +15,15 @@
 
 namespace mk::kernels::plan {
 
-/// predict() (model.h) with what more than two nodes add, which it was not fitted to:
-///  - a ring: each hop of a shard takes a chunk's time and the latency at least, so small shards
-///    wait for each other: (N - 2) * max(0, chunk + latency - shard). MoE Dispatch has a ring of
-///    routing before that of tokens, (N - 1) * (table + latency);
+/// predict() (model.h) with what it was not fitted to:
+///  - AllGather+GEMM's ring: each hop of a shard takes a chunk's time and the latency at least, so
+///  small shards wait for each other: (N - 2) * max(0, chunk + latency - shard);
 ///  - an exchange: the last chunk goes to N - 1 nodes one after the other, when the product is
-///  done.
-/// Equal to predict() for one or two nodes, but for MoE Dispatch's routing. The operators of one
-/// product are held to launches in virtual time (tests/sim/operators), the others are not.
+///  done;
+///  - of the other operators, the order in which things come (order.h): `wait`, in which a saving
+///  is negative.
+/// Equal to predict() for products on one or two nodes. All are held to launches in virtual time
+/// (tests/sim/operators/plan_test.cc).
 Timeline predict_on_cluster(const Problem& problem, const Machine& machine,
                             const Candidate& candidate);
 

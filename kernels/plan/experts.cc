@@ -29,12 +29,13 @@ ExpertTerms moe_terms(const Problem& problem, const Machine& machine, const Cand
   const std::uint32_t sharers = streams > plan ? streams - plan : streams;
   const double link = expert_link_bytes(problem);
   const double own = link / problem.nodes;
-  const double share =
+  terms.share =
       us(own, saturated_gb_s(machine, sharers, machine.copy_gb_s, machine.rows_link_gb_s));
   const double packed =
       double{1} * tokens_of_rank(problem) * problem.experts.top_k * problem.shape.k * kElementBytes;
   const double pack_gb_s = std::min(streams * machine.copy_gb_s, machine.hbm_gb_s / 2);
-  terms.local = us(packed, pack_gb_s) + std::max(0.0, share - terms.before);
+  terms.packed = us(packed, pack_gb_s);
+  terms.local = terms.packed + std::max(0.0, terms.share - terms.before);
   if (candidate.receive_warpgroups > 0)
     terms.passed = us(link - own, saturated_gb_s(machine, candidate.receive_warpgroups,
                                                  machine.pass_on_gb_s, machine.rows_link_gb_s));
@@ -48,13 +49,15 @@ ExpertTerms combine_terms(const Problem& problem, const Machine& machine,
   // Rows are read, and written once summed; sums for other nodes are read there again.
   const double other_nodes = problem.nodes - 1.0;
   const double any = 1 - std::pow(1 - 1.0 / problem.nodes, problem.experts.top_k);
-  const double summed =
-      (tokens * (problem.experts.top_k + 1) + 3 * tokens * any * other_nodes) * row_bytes;
-  const double sum_gb_s =
-      std::min(std::max(1u, candidate.stream_warpgroups) * kSumRowsGbS, machine.hbm_gb_s);
+  const double of_token = problem.experts.top_k;
+  const double summed = (tokens * (of_token + 1) + 3 * tokens * any * other_nodes) * row_bytes;
+  const double sent = tokens * other_nodes * (of_token / problem.nodes + 2 * any) * row_bytes;
   ExpertTerms terms;
+  terms.sum_gb_s =
+      std::min(std::max(1u, candidate.stream_warpgroups) * kSumRowsGbS, machine.hbm_gb_s);
   terms.local = us(expert_link_bytes(problem), machine.link_gb_s);
-  terms.sums = us(summed, sum_gb_s);
+  terms.sums = us(summed, terms.sum_gb_s);
+  terms.sent_sums = us(sent, terms.sum_gb_s);
   // Tokens of a step are summed when all of its rows are there: the last one's after the product.
   terms.last_sums = 1.0 / combine_cuda_steps(problem.nodes);
   return terms;

@@ -1,12 +1,16 @@
 #include "kernels/plan/operator_work.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "kernels/ops/ag_gemm/spec.h"
+#include "kernels/ops/combine/schedule.h"
 #include "kernels/ops/combine/spec.h"
 #include "kernels/ops/gemm_ar/spec.h"
 #include "kernels/ops/gemm_rs/spec.h"
+#include "kernels/ops/moe/schedule.h"
 #include "kernels/ops/moe/spec.h"
+#include "kernels/ops/ring/schedule.h"
 #include "kernels/ops/ring/spec.h"
 
 namespace mk::kernels::plan {
@@ -132,6 +136,31 @@ Result<OperatorMemory> memory_by_plan(const Problem& problem, MachineKind kind,
                        return OperatorMemory{plan->workspace_bytes, plan->flag_count()};
                      }
                    });
+}
+
+Result<OrderNumbers> order_numbers(const Problem& problem, MachineKind kind,
+                                   const Candidate& candidate) {
+  const World world{problem.nodes, problem.locals, 0, 0};
+  const std::uint32_t tokens = tokens_of_rank(problem);
+  OrderNumbers numbers;
+  if (problem.op == Op::kRing) {
+    MK_ASSIGN_OR_RETURN(const RingAttentionPlan plan, ring_plan(problem, kind, candidate.tiling));
+    const RingAttentionSchedule schedule(plan, world, problem.shape.m, Mode::kFused);
+    numbers.chunks = schedule.gather().chunks(schedule.gathered_rows(0)) - 1;
+  } else if (problem.op == Op::kMoe) {
+    MK_ASSIGN_OR_RETURN(const MoeDispatchPlan plan, moe_plan(problem, kind, candidate.tiling));
+    const MoeDispatchSchedule schedule(plan, world);
+    numbers.chunks = schedule.tokens().chunks(tokens) - 1;
+    numbers.table_chunks = schedule.routing().chunks(tokens) - 1;
+    numbers.tile_rows = plan.tile_m;
+  } else if (problem.op == Op::kCombine) {
+    MK_ASSIGN_OR_RETURN(const CombinePlan plan, combine_plan(problem, candidate.tiling));
+    const double any = 1 - std::pow(1 - 1.0 / problem.nodes, problem.experts.top_k);
+    const CombineSchedule schedule(plan, world);
+    numbers.chunks = schedule.chunks(static_cast<std::uint32_t>(std::ceil(tokens * any))) - 1;
+    numbers.tile_rows = plan.tile_m;
+  }
+  return numbers;
 }
 
 double expert_bytes(const Problem& problem) {

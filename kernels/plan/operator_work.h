@@ -27,6 +27,16 @@ struct OperatorMemory {
 Result<OperatorMemory> memory_by_plan(const Problem& problem, MachineKind kind,
                                       const Candidate& candidate);
 
+/// The plan of an operator that is no product settles this of the order in which things come.
+struct OrderNumbers {
+  std::uint32_t chunks = 1;        ///< of a rank's keys or tokens, or its sums for one node
+  std::uint32_t table_chunks = 1;  ///< of its routing table
+  std::uint32_t tile_rows = 1;     ///< of experts' rows
+};
+/// Headers' chunks are not counted.
+Result<OrderNumbers> order_numbers(const Problem& problem, MachineKind kind,
+                                   const Candidate& candidate);
+
 /// Tokens of MoE Dispatch and GEMM+Combine.
 std::uint32_t tokens_of_rank(const Problem& problem);
 /// Experts' weights that a rank reads from memory, in bytes, once at least. 0 of other operators.

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "kernels/plan/accounted.h"
+#include "kernels/plan/experts.h"
 #include "kernels/plan/legal.h"
 #include "kernels/plan/model.h"
 #include "kernels/plan/operator_work.h"
@@ -75,6 +76,27 @@ Costs product_costs(const plan::Problem& problem, const plan::Machine& machine,
   return costs;
 }
 
+/// The terms of kernels/plan/experts.cc.
+void add_expert_costs(const plan::Problem& problem, const plan::Machine& machine,
+                      const plan::Candidate& candidate, Costs& costs) {
+  const plan::ExpertTerms terms = plan::expert_terms(problem, machine, candidate);
+  const auto rate = [](double bytes, double us) { return always(us > 0 ? bytes / (us * 1e3) : 0); };
+  const double link = plan::expert_link_bytes(problem);
+  costs.one_memory = false;
+  if (problem.op == plan::Op::kCombine) {
+    costs.store_gb_s = machine.link_gb_s;
+    costs.sum_sent = always(terms.sum_gb_s);
+    return;
+  }
+  const double own = link / problem.nodes;
+  costs.share = rate(own, terms.share);
+  costs.pass_on = rate(link - own, terms.passed);
+  costs.pull = rate(double{1} * plan::tokens_of_rank(problem) * problem.experts.top_k *
+                        problem.shape.k * kernels::kElementBytes,
+                    terms.packed);
+  costs.routing_us = terms.before;
+}
+
 /// Those of kernels/plan/account.cc, to which a rank's work is so many flops and bytes.
 Result<Costs> accounted_costs(const plan::Problem& problem, const plan::Machine& machine,
                               const plan::Candidate& candidate) {
@@ -95,6 +117,8 @@ Result<Costs> accounted_costs(const plan::Problem& problem, const plan::Machine&
     costs.latency_us = machine.network_latency_us;
     costs.launch_us -= machine.network_latency_us;
   }
+  if (machine.kind == plan::MachineKind::kGpu && problem.op != plan::Op::kRing)
+    add_expert_costs(problem, machine, candidate, costs);
   return costs;
 }
 
@@ -108,7 +132,10 @@ Result<Costs> costs_of(const plan::Problem& problem, const plan::Machine& machin
   } else {
     MK_ASSIGN_OR_RETURN(costs, accounted_costs(problem, machine, candidate));
   }
-  costs.compute_threads = std::clamp(candidate.compute_blocks, 1u, kComputeThreadsMax);
+  // An item of attention is so long that it counts how many there are to a block.
+  const bool items = problem.op == plan::Op::kRing && machine.kind == plan::MachineKind::kGpu;
+  costs.compute_threads = std::max(1u, candidate.compute_blocks);
+  if (!items) costs.compute_threads = std::min(costs.compute_threads, kComputeThreadsMax);
   return costs;
 }
 

@@ -27,6 +27,8 @@ struct Costs {
   LocalRate sum_come;            ///< sums of what came
   double store_gb_s = 0;         ///< tiles to their owners on the node; 0: no time
   double store_beside_share = 0;  ///< of a store's time that its tile takes longer
+  LocalRate pull;                 ///< tokens into the rows of their experts
+  double routing_us = 0;          ///< of a rank's routing plan
   double own_slot_gb_s = 0;       ///< rows to their rank's own slot, for the network; 0: no time
   /// The roles' copies and sums share one memory, and count what they read and write; else each
   /// role has its own rate, and counts what crosses the link, or what it reads.

@@ -35,8 +35,23 @@ class MoeExecutor : public VirtualExecutor {
       : VirtualExecutor(threads, rank, costs, role), launch_(launch) {}
 
   void copy(const CopyJob& job) {
-    for (std::uint32_t i = 0; i < job.target_count; ++i) copy_tables(job, job.targets[i]);
-    VirtualExecutor::copy(job);
+    bool table = false;
+    for (std::uint32_t i = 0; i < job.target_count; ++i) table |= copy_table(job, job.targets[i]);
+    // Few bytes, which stand in nobody's way.
+    if (table && !costs_->one_memory)
+      return move(rank_->tables, double{1} * job.rows * job.row_bytes, costs_->share);
+    if (role_ == Role::kPull && !costs_->one_memory)
+      return move(rank_->memory, double{1} * job.rows * job.row_bytes, costs_->pull);
+    VirtualExecutor::copy(job, role_ == Role::kShare && launch_.plan.nodes > 1);
+  }
+  /// Rows are looked at twice: how many there are, and where each goes.
+  void count(const RoutingPlan& plan, std::uint32_t part, const RoutingTable& table) {
+    plan.count(part, table);
+    look_at(plan);
+  }
+  void fill(const RoutingPlan& plan, std::uint32_t part, const RoutingTable& table) {
+    plan.fill(part, table);
+    look_at(plan);
   }
   bool multiply(const RowTile& tile, std::uint32_t /*packed_rows*/, const TileRect& columns,
                 const std::byte* /*packed*/) {
@@ -47,8 +62,12 @@ class MoeExecutor : public VirtualExecutor {
   }
 
  private:
+  void look_at(const RoutingPlan& plan) {
+    const double us = costs_->routing_us / 2 / plan.shape().parts();
+    threads_->sleep_until(rank_->plan.serve(threads_->now_us(), us));
+  }
   /// Routing is read by those who plan.
-  void copy_tables(const CopyJob& job, std::byte* target) const {
+  bool copy_table(const CopyJob& job, std::byte* target) const {
     const GatherGeometry& routing = launch_.plan.routing;
     const World& world = launch_.context.world;
     const std::uint64_t bytes =
@@ -59,7 +78,9 @@ class MoeExecutor : public VirtualExecutor {
       for (std::uint32_t row = 0; row < job.rows; ++row)
         std::memcpy(target + row * job.target_stride, job.source + row * job.source_stride,
                     job.row_bytes);
+      return true;
     }
+    return false;
   }
 
   const MoeDispatchLaunch& launch_;
@@ -183,8 +204,14 @@ class CombineExecutor : public VirtualExecutor {
     const CombineShape& shape = plan_.shape;
     const double elements = double{1} * tile.rows * columns.columns;
     const double even = double{1} * shape.tokens_max * shape.top_k * shape.hidden;
-    compute(elements / even, &rank_->memory,
-            us_of(elements * plan_.partial_bytes(), costs_->share.beside));
+    if (costs_->one_memory) {
+      compute(elements / even, &rank_->memory,
+              us_of(elements * plan_.partial_bytes(), costs_->share.beside));
+      return true;
+    }
+    const double elsewhere = (plan_.locals - 1.0) / plan_.locals;
+    compute(elements / even, &rank_->link,
+            us_of(elements * plan_.partial_bytes() * elsewhere, costs_->store_gb_s));
     return true;
   }
   template <class Before, class Rows, class After>
@@ -336,9 +363,13 @@ Result<std::unique_ptr<OperatorRun>> make_expert_run(const RunSetup& setup,
   shape.features = problem.shape.k;
   shape.experts = problem.experts.count;
   shape.top_k = problem.experts.top_k;
-  MK_ASSIGN_OR_RETURN(const CombinePlan made,
-                      CombinePlan::make(problem.nodes, problem.locals, shape, problem.dtype,
-                                        setup.candidate.tiling));
+  const auto with_steps = [&](auto... steps) {
+    return CombinePlan::make(problem.nodes, problem.locals, shape, problem.dtype,
+                             setup.candidate.tiling, steps...);
+  };
+  MK_ASSIGN_OR_RETURN(const CombinePlan made, kind == plan::MachineKind::kGpu
+                                                  ? with_steps(combine_cuda_steps(problem.nodes))
+                                                  : with_steps());
   return std::make_unique<CombineRun>(setup, made);
 }
 

@@ -5,6 +5,7 @@
 
 #include "kernels/ops/ag_gemm/roles.h"
 #include "kernels/ops/ag_gemm/spec.h"
+#include "kernels/ops/ring/items.h"
 #include "kernels/ops/ring/roles.h"
 #include "kernels/ops/ring/spec.h"
 #include "kernels/plan/operator_work.h"
@@ -137,17 +138,94 @@ class RingExecutor : public VirtualExecutor {
       for (std::int64_t row = 0; row < item.query.rows; ++row)
         seen += static_cast<double>(std::clamp<std::int64_t>(row + diagonal + 1, 0, keys.rows));
     }
-    compute(seen / pairs_);
+    attend(seen);
+  }
+  /// So many pairs of a query row and a key, of all query heads of a key head.
+  void attend(double seen) { compute(seen / pairs_); }
+
+ private:
+  double pairs_;  ///< that this rank has in all
+};
+
+/// The compute role of GPUs: which item next, and over which runs of keys, is theirs alone
+/// (kernels/ops/ring/items.h). A dealer hands the items out.
+class RingItemsOnGpu {
+ public:
+  RingItemsOnGpu(const RingAttentionPlan& plan, const World& world, std::uint32_t seq)
+      : plan_(plan),
+        world_(world),
+        schedule_(plan, world, seq, Mode::kFused),
+        tile_(static_cast<int>(ring_tile_queries(plan.head_dim))),
+        keys_(static_cast<int>(ring_tile_keys(plan.head_dim))) {
+    params_.batch = static_cast<int>(plan.batch);
+    params_.heads = static_cast<int>(plan.query_heads);
+    params_.tile_rows = tile_;
+    params_.longest_first = plan.causal;
+    // Keys of all heads together are taken to fit in L2.
+    params_.section = plan.causal ? params_.batch * params_.heads : 1;
+    for (std::uint32_t half = 0, row = 0; half < plan.parts_per_rank(); ++half) {
+      const ShardRange part = schedule_.part(world.rank(), half);
+      params_.parts.rows[half] = static_cast<int>(part.count);
+      params_.parts.tiles[half] = (params_.parts.rows[half] + tile_ - 1) / tile_;
+      params_.parts.ahead[half] = static_cast<int>(part.first) - static_cast<int>(row);
+      row += part.count;
+    }
+  }
+
+  bool run(RingAttentionBlock<RingExecutor>& block) {
+    const cuda::RingItems items(params_);
+    while (next_ < items.count()) {
+      if (!compute_item(block, items.at(next_++))) return false;
+    }
+    block.publish_done(block.launch.blocks.compute);
+    return true;
   }
 
  private:
-  double pairs_;  ///< of a query row and a key, that this rank has in all
+  bool compute_item(RingAttentionBlock<RingExecutor>& block, const cuda::AttentionItem& item) {
+    const auto pair = static_cast<std::uint32_t>(item.batch) * plan_.key_heads +
+                      static_cast<std::uint32_t>(item.head) / plan_.group();
+    const int first_part = item.first_row < params_.parts.rows[0] ? 0 : 1;
+    for (std::uint32_t position = 0; position < world_.size(); ++position) {
+      const std::uint32_t origin = schedule_.gather().origin_at(position);
+      for (std::uint32_t half = 0, row = 0; half < plan_.parts_per_rank(); ++half) {
+        const ShardRange part = schedule_.part(origin, half);
+        cuda::KeyRange range;
+        range.length = static_cast<int>(part.count);
+        if (plan_.causal)
+          range.offset = params_.parts.ahead[first_part] - static_cast<int>(part.first);
+        const int tiles = cuda::span_of(item, tile_, range, keys_).tiles;
+        for (int tile = 0; tile < tiles; ++tile) {
+          const int begin = tile * keys_;
+          const int end = std::min(begin + keys_, range.length);
+          if (!block.await_keys(origin, pair, row + static_cast<std::uint32_t>(begin),
+                                static_cast<std::uint32_t>(end - begin)))
+            return false;
+          double seen = 0;
+          const int rows_end = std::min(item.first_row + tile_, item.rows_end);
+          for (int query = item.first_row; query < rows_end; ++query)
+            seen += std::clamp(range.visible_to(query), begin, end) - begin;
+          block.executor.attend(seen / plan_.group());
+        }
+        row += part.count;
+      }
+    }
+    return true;
+  }
+
+  const RingAttentionPlan& plan_;
+  const World world_;
+  const RingAttentionSchedule schedule_;
+  const int tile_;
+  const int keys_;
+  cuda::RingItems::Params params_;
+  int next_ = 0;
 };
 
 class RingRun : public OperatorRun {
  public:
-  RingRun(const RunSetup& setup, const RingAttentionPlan& plan)
-      : setup_(setup), plan_(plan), launches_(setup.simulated_ranks()) {
+  RingRun(const RunSetup& setup, const RingAttentionPlan& plan, bool gpu)
+      : setup_(setup), plan_(plan), gpu_(gpu), launches_(setup.simulated_ranks()) {
     for (RingAttentionLaunch& launch : launches_) {
       launch.plan = plan_;
       launch.banks = plan_.banks;
@@ -179,18 +257,19 @@ class RingRun : public OperatorRun {
     const HeadTensor tensor{launch.context.workspaces[world.local], plan_.key_heads * line,
                             pairs * line, line};
     launch.keys_values = KeySource::of(plan_, tensor, tensor, schedule.rows(world.rank()));
+    if (gpu_) items_.push_back(std::make_unique<RingItemsOnGpu>(plan_, world, launch.m));
   }
   bool run_role(std::uint32_t rank, Role role, std::uint32_t index, BlockTotals& totals,
                 VirtualThreads& threads, RankState& state, const Costs& costs) override {
     const RingAttentionLaunch& launch = launches_[rank];
     // Two products of head_dim for each pair and query head.
     const double flops = plan_.work(launch.context.world, launch.m).flops;
-    const double of_pair = 4.0 * plan_.head_dim * (plan_.query_heads / plan_.key_heads);
+    const double of_pair = 4.0 * plan_.head_dim * plan_.group();
     RingExecutor executor(threads, state, costs, role, flops / of_pair);
     RingAttentionBlock<RingExecutor> block(executor, launch, role, index, totals);
     switch (role) {
       case Role::kCompute:
-        return ring_attention::compute(block);
+        return gpu_ ? items_[rank]->run(block) : ring_attention::compute(block);
       case Role::kShare:
         return ring_attention::share(block);
       case Role::kSend:
@@ -203,7 +282,9 @@ class RingRun : public OperatorRun {
  private:
   const RunSetup setup_;
   const RingAttentionPlan plan_;
+  const bool gpu_;
   std::vector<RingAttentionLaunch> launches_;
+  std::vector<std::unique_ptr<RingItemsOnGpu>> items_;  ///< by rank; GPUs
 };
 
 }  // namespace
@@ -234,7 +315,7 @@ Result<std::unique_ptr<OperatorRun>> make_gather_run(const RunSetup& setup,
   tiles.window_pairs = shape.batch * shape.key_heads;
   MK_ASSIGN_OR_RETURN(const RingAttentionPlan made,
                       RingAttentionPlan::make(problem.nodes, problem.locals, shape, tiles));
-  return std::make_unique<RingRun>(setup, made);
+  return std::make_unique<RingRun>(setup, made, kind == plan::MachineKind::kGpu);
 }
 
 }  // namespace mk::sim

@@ -4,9 +4,12 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
+#include <initializer_list>
 #include <random>
 #include <string>
+#include <vector>
 
 #include "kernels/plan/cluster.h"
 #include "tests/sim/operators/simulate.h"
@@ -38,37 +41,75 @@ plan::Problem drawn(plan::Op op, std::uint32_t nodes, std::uint64_t seed) {
   problem.named.form = kernels::Mode::kFused;
   const std::uint32_t rows = std::max(4096u << pick(0, 3), problem.ranks() * 64);
   problem.shape = {rows, 1024 * pick(4, 12), 1024 * pick(2, 8)};
+  if (op == plan::Op::kRing) {
+    problem.shape = {rows, 8 * pick(1, 4), 128};
+    problem.heads.key_heads = problem.shape.n / (1u << pick(0, 2));
+  }
+  problem.experts = {problem.ranks() * pick(1, 3), std::min(problem.ranks(), pick(2, 8))};
   return problem;
 }
 
-class Prediction : public ::testing::TestWithParam<plan::Op> {};
-
-TEST_P(Prediction, IsCloseToTheSimulationOverAllNodes) {
-  const plan::Machine machine = sharp_h200();
-  double worst = 0;
-  for (std::uint32_t nodes : {2u, 4u, 8u, 16u, 32u, 64u, 128u, 512u, 1024u}) {
-    if (GetParam() != plan::Op::kAgGemm && nodes > 128) continue;
-    for (std::uint64_t seed = 1; seed <= 2; ++seed) {
-      const plan::Problem problem = drawn(GetParam(), nodes, seed);
-      const auto planned = plan::plan_cluster(problem, machine);
-      ASSERT_TRUE(planned) << planned.error().message;
-      const auto simulated = simulate(problem, machine, planned->choice.candidate, Nodes::kOne);
-      ASSERT_TRUE(simulated) << simulated.error().message;
-      const double error = planned->time.total / simulated->us - 1;
-      worst = std::max(worst, std::abs(error));
-      EXPECT_NEAR(error, 0, kWithin) << fmt::format(
-          "{} x {}, {} x {} x {}, seed {}: {:.0f} us, simulated {:.0f}; compute "
-          "{:.0f}, local {:.0f}, network {:.0f}, wait {:.0f}, sums {:.0f}; {}",
-          nodes, problem.locals, problem.shape.m, problem.shape.n, problem.shape.k, seed,
-          planned->time.total, simulated->us, planned->time.compute, planned->time.local,
-          planned->time.network, planned->time.wait, planned->time.sums,
-          plan::describe(problem, planned->choice.candidate));
+class Prediction : public ::testing::TestWithParam<plan::Op> {
+ protected:
+  /// The error of each world of `nodes`, as a share of the simulated time.
+  void predict(std::initializer_list<std::uint32_t> nodes, std::uint64_t seeds, double within) {
+    const plan::Machine machine = sharp_h200();
+    for (const std::uint32_t count : nodes) {
+      for (std::uint64_t seed = 1; seed <= seeds; ++seed) {
+        const plan::Problem problem = drawn(GetParam(), count, seed);
+        const auto planned = plan::plan_cluster(problem, machine);
+        ASSERT_TRUE(planned) << planned.error().message;
+        const auto simulated = simulate(problem, machine, planned->choice.candidate,
+                                        count == 1 ? Nodes::kAll : Nodes::kOne);
+        ASSERT_TRUE(simulated) << simulated.error().message;
+        const double error = planned->time.total / simulated->us - 1;
+        errors_.push_back(std::abs(error));
+        EXPECT_NEAR(error, 0, within) << fmt::format(
+            "{} x {}, {} x {} x {}, seed {}: {:.0f} us, simulated {:.0f}; compute "
+            "{:.0f}, local {:.0f}, network {:.0f}, wait {:.0f}, sums {:.0f}; {}",
+            count, problem.locals, problem.shape.m, problem.shape.n, problem.shape.k, seed,
+            planned->time.total, simulated->us, planned->time.compute, planned->time.local,
+            planned->time.network, planned->time.wait, planned->time.sums,
+            plan::describe(problem, planned->choice.candidate));
+      }
     }
+    std::sort(errors_.begin(), errors_.end());
+    RecordProperty("worst_error", fmt::format("{:.4f}", errors_.back()));
   }
-  RecordProperty("worst_error", fmt::format("{:.4f}", worst));
+  /// Sorted.
+  std::vector<double> errors_;
+};
+
+class OfProducts : public Prediction {};
+TEST_P(OfProducts, IsCloseToTheSimulationOverAllNodes) {
+  if (GetParam() == plan::Op::kAgGemm) {
+    predict({2, 4, 8, 16, 32, 64, 128, 512, 1024}, 2, kWithin);
+  } else {
+    predict({2, 4, 8, 16, 32, 64, 128}, 2, kWithin);
+  }
 }
-INSTANTIATE_TEST_SUITE_P(Operators, Prediction,
+INSTANTIATE_TEST_SUITE_P(Operators, OfProducts,
                          ::testing::Values(plan::Op::kAgGemm, plan::Op::kGemmRs, plan::Op::kGemmAr),
+                         [](const auto& one) { return std::string(plan::name_of(one.param)); });
+
+// On more nodes a GPU has no SM left: one of its warpgroups watches for each node.
+class OfRing : public Prediction {};
+TEST_P(OfRing, IsCloseToTheSimulation) {
+  predict({1, 2, 3, 4, 8, 16, 32, 64, 128, 256}, 3, kWithin);
+}
+INSTANTIATE_TEST_SUITE_P(Operators, OfRing, ::testing::Values(plan::Op::kRing),
+                         [](const auto& one) { return std::string(plan::name_of(one.param)); });
+
+// The simulated tokens draw their experts; the model knows what that comes to on average.
+class OfExperts : public Prediction {};
+TEST_P(OfExperts, IsCloseToTheSimulationOfDrawnExperts) {
+  predict({1, 2, 3, 4, 8, 16, 32, 64, 128, 256, 512, 1024}, 3, 1.5 * kWithin);
+  const auto close =
+      std::count_if(errors_.begin(), errors_.end(), [](double error) { return error <= kWithin; });
+  EXPECT_GE(static_cast<double>(close), 0.85 * static_cast<double>(errors_.size()));
+}
+INSTANTIATE_TEST_SUITE_P(Operators, OfExperts,
+                         ::testing::Values(plan::Op::kMoe, plan::Op::kCombine),
                          [](const auto& one) { return std::string(plan::name_of(one.param)); });
 
 }  // namespace

@@ -35,12 +35,18 @@ JobRouting::Handle JobRouting::handle(std::uint32_t rank) const {
   const std::uint32_t ranks = shape_.nodes * shape_.locals;
   const kernels::ShardRange here = kernels::shard_of(shape_.experts, ranks, rank);
   std::vector<std::vector<kernels::MoeRow>> by_expert(here.count);
-  for (std::uint32_t position = 0; position < ranks; ++position) {
-    // In the order in which they arrive: this node's, then those of the nodes before it.
-    const std::uint32_t hops = position / shape_.locals;
+  // In the order in which they are to be expected: this node's, then those of the nodes before it;
+  // of each node part by part, its ranks side by side.
+  constexpr std::uint32_t kPart = kernels::RoutingShape::kPartTokens;
+  const std::uint32_t parts = kernels::div_up(shape_.tokens, kPart);
+  for (std::uint32_t step = 0; step < ranks * parts; ++step) {
+    const std::uint32_t hops = step / (shape_.locals * parts);
+    const std::uint32_t part = step / shape_.locals % parts;
     const std::uint32_t node = (rank / shape_.locals + shape_.nodes - hops) % shape_.nodes;
-    const std::uint32_t source = node * shape_.locals + position % shape_.locals;
-    for (std::uint32_t token = 0; token < shape_.tokens; ++token) {
+    const std::uint32_t source =
+        node * shape_.locals + (rank % shape_.locals + step % shape_.locals) % shape_.locals;
+    const std::uint32_t end = std::min(shape_.tokens, (part + 1) * kPart);
+    for (std::uint32_t token = part * kPart; token < end; ++token) {
       for (std::uint32_t slot = 0; slot < shape_.top_k; ++slot) {
         const auto expert = static_cast<std::uint32_t>(id(source, token, slot)) - here.first;
         if (expert < here.count) by_expert[expert].push_back({source, token, slot, 1.0f});

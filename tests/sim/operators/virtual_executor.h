@@ -30,7 +30,7 @@ struct RankState {
   std::uint32_t bringing = 0;   ///< threads that share rows or pass them on
   std::uint32_t running = 0;
   double end_us = 0;
-  Server memory, share, pass_on, sum_sent, sum_come, link;
+  Server memory, tables, plan, share, pass_on, sum_sent, sum_come, link;
   /// Parts done of a role's chunk.
   std::map<std::pair<kernels::Role, std::uint32_t>, std::uint32_t> parts_done;
 };

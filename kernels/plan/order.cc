@@ -1,0 +1,364 @@
+#include "kernels/plan/order.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <functional>
+#include <queue>
+#include <utility>
+#include <vector>
+
+#include "kernels/comm/shard.h"
+#include "kernels/ops/combine/spec.h"
+#include "kernels/ops/moe/schedule.h"
+#include "kernels/ops/ring/spec.h"
+#include "kernels/plan/experts.h"
+#include "kernels/plan/operator_work.h"
+
+namespace mk::kernels::plan {
+namespace {
+
+double us(double bytes, double gb_s) { return gb_s > 0 ? bytes / (gb_s * 1e3) : 0; }
+
+/// Shards that go round the ring in chunks, each as soon as it is there and the rail is free.
+/// Times are those at which the chunks of the last shard so far have come.
+class RingOfShards {
+ public:
+  struct Shard {
+    double bytes = 0;
+    double chunks = 1;
+  };
+  RingOfShards(const Machine& machine, const Shard& shard)
+      : latency_(machine.network_latency_us),
+        header_(machine.network_command_us),
+        chunk_(us(shard.bytes / shard.chunks, machine.network_gb_s) + machine.network_command_us) {
+    come_.resize(static_cast<std::size_t>(std::max(1.0, shard.chunks)));
+  }
+  std::size_t chunks() const { return come_.size(); }
+  /// When this rank's own chunks are ready for the network.
+  void begin(std::vector<double> ready) { come_ = std::move(ready); }
+  /// One hop of all chunks.
+  void hop() {
+    free_ += header_;
+    for (double& chunk : come_) {
+      free_ = std::max(free_, chunk) + chunk_;
+      chunk = free_ + latency_;
+    }
+  }
+  const std::vector<double>& come() const { return come_; }
+  /// When all that was given to the rail has left.
+  double sent() const { return free_; }
+
+ private:
+  double latency_;
+  double header_;
+  double chunk_;
+  double free_ = 0;
+  std::vector<double> come_;
+};
+
+/// When the chunks of shards are on all of a node's ranks.
+struct Brought {
+  std::vector<double> own;                  ///< of the node's own
+  std::vector<std::vector<double>> passed;  ///< by hops, from one on
+};
+
+/// Chunks that workers bring side by side, of each kind.
+constexpr std::size_t kAtOnce = 4;
+
+/// Pieces of which so many are done side by side that all end together.
+constexpr double kTogether = 1e6;
+
+/// When chunks of `pieces` pieces are done, of which so many go on side by side; `us`: all of them.
+std::vector<double> done_side_by_side(std::size_t chunks, double us, double pieces) {
+  const double each = us / static_cast<double>(chunks);
+  std::vector<double> done(chunks);
+  for (std::size_t i = 0; i < chunks; ++i) {
+    const std::size_t before = i / kAtOnce * kAtOnce;
+    const auto beside = static_cast<double>(std::min(kAtOnce, chunks - before));
+    const auto turn = static_cast<double>(i - before + 1);
+    done[i] = each * (static_cast<double>(before) + ((pieces - 1) * beside + turn) / pieces);
+  }
+  return done;
+}
+
+/// One memory moves a rank's own chunks and, as they come, those that it passes on: of both kinds
+/// one in turn while there are both. `share` and `pass` are what a shard of each takes it.
+Brought brought_round(const Machine& machine, const RingOfShards::Shard& shard, std::uint32_t nodes,
+                      double share, double pass, double pieces) {
+  // When chunks leave depends on what came before, and that on when they left: it settles.
+  constexpr int kRounds = 3;
+  const auto chunks = static_cast<std::size_t>(std::max(1.0, shard.chunks));
+  const double each_passed = pass / static_cast<double>(chunks);
+  const std::vector<double> alone = done_side_by_side(chunks, share, pieces);
+  Brought made;
+  made.own = alone;
+  for (int round = 0; round < kRounds && nodes > 1; ++round) {
+    RingOfShards ring(machine, shard);
+    ring.begin(made.own);
+    made.passed.clear();
+    if (pass <= 0) {
+      for (std::uint32_t hop = 1; hop < nodes; ++hop) {
+        ring.hop();
+        made.passed.push_back(ring.come());
+      }
+      continue;
+    }
+    // First asked, first served: each of its workers asks when it has done its last.
+    double now = 0;
+    std::size_t own = 0;
+    std::vector<double> done(kAtOnce, 0);  // of what is passed on, in turn
+    std::size_t next = 0;
+    const auto serve_own_until = [&](double asked) {
+      for (; own < chunks && (own < kAtOnce ? 0 : made.own[own - kAtOnce]) <= asked; ++own) {
+        now += own == 0 ? alone[0] : alone[own] - alone[own - 1];
+        made.own[own] = now;
+      }
+    };
+    for (std::uint32_t hop = 1; hop < nodes; ++hop) {
+      ring.hop();
+      std::vector<double>& here = made.passed.emplace_back(ring.come());
+      for (double& chunk : here) {
+        double& worker = done[next++ % kAtOnce];
+        const double asked = std::max(chunk, worker);
+        serve_own_until(asked);
+        now = std::max(now, asked) + each_passed;
+        worker = chunk = now;
+      }
+    }
+    serve_own_until(HUGE_VAL);
+  }
+  return made;
+}
+
+double ring_attention_us(const Problem& problem, const Machine& machine, const Candidate& candidate,
+                         const LaunchWork& work, const Timeline& time,
+                         const OrderNumbers& numbers) {
+  const std::uint32_t ranks = problem.ranks();
+  const std::uint32_t key_heads =
+      problem.heads.key_heads != 0 ? problem.heads.key_heads : problem.shape.n;
+  const std::uint32_t batch = std::max(1u, problem.heads.batch);
+  const double pairs = double{1} * batch * key_heads;
+  const std::uint32_t halves = problem.heads.causal ? 2 : 1;
+  const std::uint32_t part = div_up(problem.shape.m, ranks * halves);
+  const std::uint32_t tile = ring_tile_queries(problem.shape.k);
+  const std::uint32_t tiles = div_up(part, tile) * halves;
+  const double items = double{1} * tiles * problem.shape.n * batch;
+  const double blocks = std::max(1u, candidate.compute_blocks);
+  // For all rows of a head.
+  const double rows_us = time.compute * blocks / (double{1} * problem.shape.n * batch);
+
+  // The node's memory: a rank's own keys, then those that it passes on.
+  const double targets = problem.locals - 1.0;
+  const double own_part = problem.nodes > 1 ? targets + 2 : targets > 0 ? targets + 1 : 0;
+  const double passed_part = targets > 0 ? (targets + 1) * (problem.nodes - 1.0) : 0;
+  const double all_parts = std::max(1.0, own_part + passed_part);
+  const double share = time.local * own_part / all_parts;
+  const double pass =
+      problem.nodes > 1 ? time.local * passed_part / all_parts / (problem.nodes - 1) : 0;
+
+  // By hops: when its chunks are here, on all of the node's ranks.
+  const double chunks = numbers.chunks;
+  const double shard = work.network_bytes / std::max(1.0, problem.nodes - 1.0);
+  const Brought keys = brought_round(machine, {shard, chunks}, problem.nodes, share, pass,
+                                     std::max(1.0, 2 * pairs / chunks));
+  const auto at = [&](const std::vector<double>& chunks_here, double heads) {
+    const double chunk = std::ceil(heads / pairs * static_cast<double>(chunks_here.size())) - 1;
+    return chunks_here[static_cast<std::size_t>(std::max(0.0, chunk))];
+  };
+
+  // A free block takes the next item. Items go head by head, under a mask the longest of several
+  // heads first.
+  const std::uint32_t group = problem.shape.n / std::max(1u, key_heads);
+  std::priority_queue<double, std::vector<double>, std::greater<>> free;
+  for (double block = 0; block < blocks; ++block) free.push(0);
+  const double values = std::clamp(std::ceil(chunks / pairs / 2), 1.0, 8.0);
+  double end = 0;
+  for (double number = 0; number < items; ++number) {
+    const double head = std::floor(number / tiles);
+    const double first_row = (number - head * tiles) * tile;
+    const double heads = problem.heads.causal ? pairs : std::floor(head / group) + 1;
+    const double item = problem.heads.causal
+                            ? rows_us / tiles
+                            : rows_us * std::min(1.0, (part - first_row) / tile) * tile / part;
+    double now = free.top() + item / ranks;
+    free.pop();
+    // A head's keys come first, then its values, by which an item goes on.
+    // By then those of the node's other ranks are there, too.
+    const auto meet = [&](const std::vector<double>& chunks_here, double of_ranks) {
+      for (double part_of = 1; part_of <= values; ++part_of)
+        now = std::max(now, at(chunks_here, heads - 0.5 + 0.5 * part_of / values)) +
+              item / ranks / values;
+      now += item / ranks * (of_ranks - 1);
+    };
+    if (problem.locals > 1) meet(keys.own, targets);
+    for (const auto& chunks_here : keys.passed) meet(chunks_here, problem.locals);
+    free.push(now);
+    end = std::max(end, now);
+  }
+  if (!keys.passed.empty()) end = std::max(end, keys.passed.back().back());
+  return end;
+}
+
+/// By how many nodes at a time experts' rows are computed: tiles are half full at least.
+std::uint32_t nodes_of_tile(const Problem& problem, const OrderNumbers& numbers) {
+  const double of_node = double{1} * tokens_of_rank(problem) * problem.locals *
+                         problem.experts.top_k / std::max(1u, problem.experts.count);
+  const double nodes = std::ceil(numbers.tile_rows / 2.0 / std::max(1e-9, of_node));
+  return static_cast<std::uint32_t>(std::clamp(nodes, 1.0, double{1} * problem.nodes));
+}
+
+/// The largest of so many draws from a normal distribution, nearly.
+double largest_of(double draws) {
+  return draws > 1 ? std::sqrt(2 * std::log(draws)) * (1 - 0.5 / draws) * 0.75 : 0;
+}
+
+/// Rows of the fullest of a node's ranks over those of each, where every token draws its experts.
+double fullest_rank(const Problem& problem) {
+  const double rows = double{1} * tokens_of_rank(problem) * problem.experts.top_k;
+  return 1 + largest_of(problem.locals) / std::sqrt(std::max(1.0, rows));
+}
+
+double moe_dispatch_us(const Problem& problem, const Machine& machine, const Candidate& candidate,
+                       const LaunchWork& work, const Timeline& time, const OrderNumbers& numbers) {
+  const ExpertTerms terms = expert_terms(problem, machine, candidate);
+  const double nodes = problem.nodes;
+  const double table = double{kRoutingBytes} * problem.experts.top_k * tokens_of_rank(problem);
+  // Tables: as tokens, but small.
+  RingOfShards tables(machine, {table, double{1} * numbers.table_chunks});
+  double table_here = 0;
+  if (problem.nodes > 1) tables.begin(std::vector<double>(tables.chunks(), 0));
+  for (std::uint32_t hop = 1; hop < problem.nodes; ++hop) {
+    tables.hop();
+    table_here = tables.come().back();
+  }
+  // Rows are counted as tables come, and find their places when all are counted.
+  const double counted = std::max(terms.before / 2, table_here + terms.before / 2 / nodes);
+  const double planned = counted + terms.before / 2;
+  // Tokens: no rank sends any before it has sent all tables.
+  const double shard = work.network_bytes / std::max(1.0, nodes - 1) - table;
+  RingOfShards tokens(machine, {shard, double{1} * numbers.chunks});
+  // One worker brings the table before its first chunk, so that chunk comes with the next ones.
+  const std::vector<double> shared = done_side_by_side(numbers.chunks, terms.share, kTogether);
+  std::vector<double> own = shared;
+  for (double& chunk : own) chunk = std::max(chunk, tables.sent());
+  tokens.begin(std::move(own));
+  const double pass = problem.nodes > 1 ? terms.passed / (nodes - 1) : 0;
+  const std::uint32_t at_once = nodes_of_tile(problem, numbers);
+  // A node's tokens come in two steps. The first expert's rows go on as they come, the
+  // others' have all of them.
+  const double steps = at_once > 1 || problem.nodes == 1 ? 1 : 2;
+  constexpr double kPiecesMax = 4;
+  const double of_first = 1.0 / std::max(1u, problem.experts.count / problem.ranks());
+  const double rows_at_once = double{1} * tokens_of_rank(problem) * problem.experts.top_k *
+                              of_first * at_once / nodes / steps;
+  const double pieces = std::clamp(std::floor(rows_at_once / numbers.tile_rows), 1.0, kPiecesMax);
+  const double compute = time.compute * fullest_rank(problem);
+  double passed = 0, packed = planned, computed = planned;
+  std::vector<double> here = shared;
+  for (std::uint32_t first = 0; first < problem.nodes; first += at_once) {
+    const std::uint32_t end = std::min(problem.nodes, first + at_once);
+    for (std::uint32_t hop = std::max(1u, first); hop < end; ++hop) {
+      tokens.hop();
+      here = tokens.come();
+      for (double& chunk : here)
+        chunk = passed = std::max(passed, chunk) + pass / static_cast<double>(here.size());
+    }
+    const auto go_on = [&](double tokens_here, double part) {
+      const double chunk = std::ceil(static_cast<double>(here.size()) * tokens_here) - 1;
+      packed = std::max(packed, here[static_cast<std::size_t>(std::max(0.0, chunk))]) +
+               terms.packed * part;
+      computed = std::max(computed, packed) + compute * part;
+    };
+    const double part = (end - first) / nodes / steps;
+    for (double step = 0; step < steps; ++step) {
+      for (double piece = 1; piece <= pieces; ++piece)
+        go_on((step + piece / pieces) / steps, part * of_first / pieces);
+      go_on((step + 1) / steps, part * (1 - of_first));
+    }
+  }
+  return std::max(computed, tokens.sent());
+}
+
+double combine_us(const Problem& problem, const Machine& machine, const Candidate& candidate,
+                  const LaunchWork& work, const Timeline& time, const OrderNumbers& numbers) {
+  const ExpertTerms terms = expert_terms(problem, machine, candidate);
+  const double others = problem.nodes - 1.0;
+  const double chunks = std::max(1u, numbers.chunks);
+  // An expert's rows lie by where their tokens are, and are computed tile by tile from the end.
+  const double rows = double{1} * tokens_of_rank(problem) * problem.ranks() *
+                      problem.experts.top_k / std::max(1u, problem.experts.count);
+  const double tile = std::min(1.0, numbers.tile_rows / std::max(rows, 1.0));
+  const double compute = time.compute * fullest_rank(problem);
+  // A step of a node's tokens is computed expert by expert: the first tokens are complete with the
+  // last expert's rows. Its rails go side by side, part by part.
+  const double nodes = problem.nodes;
+  const double steps = combine_cuda_steps(problem.nodes);
+  const double of_last = 1.0 / std::max(1u, problem.experts.count / problem.ranks());
+  const double parts = std::max(
+      1.0, std::ceil(double{1} * tokens_of_rank(problem) / RoutingShape::kPartTokens / steps));
+  const auto complete = [&](double tokens) {
+    const double step = std::ceil(tokens * steps - 1e-9) - 1;
+    const double within = std::ceil((tokens * steps - step) * parts - 1e-9) / parts;
+    return (step + 1 - of_last + within * of_last) / steps;
+  };
+  // Where an expert's rows of a node begin is random, and sums wait for the unluckiest expert.
+  const double draws = largest_of(problem.locals / of_last);
+  const auto random = [&](double place) {
+    const double within = std::clamp(place, 0.0, 1.0);
+    return draws * std::sqrt(within * (1 - within) / std::max(rows, 1.0));
+  };
+  const auto down = [tile](double place) {
+    return std::floor(std::max(0.0, place) / tile + 1e-9) * tile;
+  };
+  const auto computed = [&](double position, double chunk) {
+    const double begin = 1 - (position + 1) / nodes;
+    // Rows of the nodes before, with those that share their tiles.
+    const double behind_begin = 1 - position / nodes;
+    const double behind = position == 0 ? 1 : down(behind_begin - random(behind_begin));
+    const double rows_end = begin + complete((chunk + 1) / chunks) / nodes;
+    const double end = std::min(behind, down(rows_end + random(rows_end) - 1e-6) + tile);
+    return compute * std::min(1.0, 1 - behind + std::max(0.0, end - down(begin - random(begin))));
+  };
+  const double sent_sums = others > 0 ? terms.sent_sums / others / chunks : 0;
+  // Some nodes have no token here.
+  const double any = 1 - std::pow(1 - 1 / nodes, problem.experts.top_k);
+  const double some = 1 - std::exp(-any * tokens_of_rank(problem));
+  const double command =
+      us(work.network_bytes / std::max(1.0, others * chunks), machine.network_gb_s) +
+      machine.network_command_us * some;
+  double memory = 0, rail = 0;
+  std::vector<double> come(static_cast<std::size_t>(chunks), 0);
+  for (double position = 0; position < others; ++position) {
+    rail += machine.network_command_us;  // its header
+    for (std::size_t i = 0; i < come.size(); ++i) {
+      memory = std::max(memory, computed(position, static_cast<double>(i))) + sent_sums;
+      rail = std::max(rail, memory) + command;
+      come[i] = rail + machine.network_latency_us;
+    }
+  }
+  const double own_sums = (terms.sums - terms.sent_sums) / chunks;
+  for (std::size_t i = 0; i < come.size(); ++i)
+    memory = std::max({memory, computed(others, static_cast<double>(i)), come[i]}) + own_sums;
+  return std::max(memory, compute);
+}
+
+}  // namespace
+
+double ordered_us(const Problem& problem, const Machine& machine, const Candidate& candidate,
+                  const LaunchWork& work, const Timeline& time) {
+  const auto numbers = order_numbers(problem, machine.kind, candidate);
+  if (!numbers) return 0;
+  switch (problem.op) {
+    case Op::kRing:
+      return ring_attention_us(problem, machine, candidate, work, time, *numbers);
+    case Op::kMoe:
+      return moe_dispatch_us(problem, machine, candidate, work, time, *numbers);
+    case Op::kCombine:
+      return combine_us(problem, machine, candidate, work, time, *numbers);
+    default:
+      return 0;
+  }
+}
+
+}  // namespace mk::kernels::plan
