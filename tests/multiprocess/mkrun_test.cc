@@ -170,23 +170,48 @@ TEST_F(Mkrun, SendsTokensToTheirExperts) {
   const Shape experts = {5, 16, 8};  // transposed
   std::vector<std::int64_t> ids;
   for (std::int64_t i = 0; i < 14; ++i) ids.push_back(i * 3 % 6 - 1);
-  const auto run =
-      run_program({MK_TEST_MKRUN, "moe", "--tokens", write_numbers("x", tokens, 4), "--ids",
-                   write("i", "I64", {7, 2}, ids), "--experts", write_numbers("w", experts, 3),
-                   "--experts-transposed", "--out", path("y"), "--rows", "4", "--check"});
-  ASSERT_EQ(0, run.status) << run.text;
+  const auto run = [&](const std::string& out, const std::vector<std::string>& more) {
+    std::vector<std::string> line = {MK_TEST_MKRUN,
+                                     "moe",
+                                     "--tokens",
+                                     write_numbers("x", tokens, 4),
+                                     "--ids",
+                                     write("i", "I64", {7, 2}, ids),
+                                     "--experts",
+                                     write_numbers("w", experts, 3),
+                                     "--experts-transposed",
+                                     "--out",
+                                     path(out),
+                                     "--rows",
+                                     "4",
+                                     "--check"};
+    line.insert(line.end(), more.begin(), more.end());
+    return run_program(line);
+  };
+  const std::string bias = write_numbers("b", {5, 16}, 6);
   const auto x = numbers(tokens, 4);
   const auto w = numbers(experts, 3);
-  const auto values = read("y", {7, 2, 16});
-  for (std::uint64_t i = 0; i < 14; ++i) {
-    for (std::uint64_t f = 0; f < 16; ++f) {
-      float expected = 0;
+  const auto b = numbers({5, 16}, 6);
+  for (const bool with_bias : {false, true}) {
+    const std::string out = with_bias ? "y_bias" : "y";
+    const auto ended =
+        run(out, with_bias ? std::vector<std::string>{"--bias", bias} : std::vector<std::string>{});
+    ASSERT_EQ(0, ended.status) << ended.text;
+    const auto values = read(out, {7, 2, 16});
+    for (std::uint64_t i = 0; i < 14; ++i) {
       const auto expert = static_cast<std::uint64_t>(ids[i]);
-      for (std::uint64_t h = 0; h < 8 && ids[i] >= 0; ++h)
-        expected += x[i / 2 * 8 + h] * w[(expert * 16 + f) * 8 + h];
-      EXPECT_EQ(expected, values[i * 16 + f]) << "token " << i / 2 << " slot " << i % 2;
+      for (std::uint64_t f = 0; f < 16; ++f) {
+        float expected = ids[i] >= 0 && with_bias ? b[expert * 16 + f] : 0;
+        for (std::uint64_t h = 0; h < 8 && ids[i] >= 0; ++h)
+          expected += x[i / 2 * 8 + h] * w[(expert * 16 + f) * 8 + h];
+        EXPECT_EQ(expected, values[i * 16 + f]) << "token " << i / 2 << " slot " << i % 2;
+      }
     }
   }
+  const auto wrong = run("none", {"--bias", write_numbers("short", {5, 8}, 6)});
+  EXPECT_EQ(2, wrong.status);
+  EXPECT_NE(std::string::npos, wrong.text.find("--bias is [5, 8], but --experts give [5, 16]"))
+      << wrong.text;
 }
 
 // A gate of 32 lets everything through: silu(32) is 32 in bf16. Up and down projections pick and

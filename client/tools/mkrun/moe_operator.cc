@@ -8,7 +8,7 @@
 namespace mk::tools {
 namespace {
 
-/// Y[t, slot] = tokens[t] experts[ids[t, slot]]; 0 where the id is -1.
+/// Y[t, slot] = tokens[t] experts[ids[t, slot]], and that expert's bias; 0 where the id is -1.
 class MoeWork : public RankWork {
  public:
   MoeWork(const Job& job, std::uint32_t rank, const Tensors& tensors, MoeDispatchGemm op)
@@ -18,12 +18,14 @@ class MoeWork : public RankWork {
         tokens_(tensors.at("tokens")),
         ids_(tensors.at("ids")),
         experts_(tensors.at("experts")),
+        bias_(tensors.count("bias") == 0 ? nullptr : &tensors.at("bias")),
         hidden_(tokens_.shape()[1]),
         top_k_(ids_.shape()[1]),
         features_(job.out_shape[2]),
         op_(std::move(op)),
         there_(job) {
     own_experts_ = experts_.rows(op_.first_expert(), op_.expert_count(), type_);
+    if (bias_ != nullptr) own_bias_ = bias_->rows(op_.first_expert(), op_.expert_count(), type_);
   }
 
   Result<LaunchStats> launch(std::uint64_t first, std::uint64_t rows) override {
@@ -45,6 +47,9 @@ class MoeWork : public RankWork {
     MK_ASSIGN_OR_RETURN(void* const its_weights, there_.put(2, weights));
     MK_ASSIGN_OR_RETURN(input.expert_weights, there_.put(3, own_experts_));
     MK_ASSIGN_OR_RETURN(void* const y, there_.put(4, y_));
+    if (bias_ != nullptr) {
+      MK_ASSIGN_OR_RETURN(input.bias, there_.put(5, own_bias_));
+    }
     input.ids = static_cast<const std::int32_t*>(its_ids);
     input.weights = static_cast<const float*>(its_weights);
     MK_ASSIGN_OR_RETURN(const LaunchStats stats, op_.launch(input, {y, capacity}));
@@ -90,6 +95,8 @@ class MoeWork : public RankWork {
       Elements weights = experts_.rows(op_.first_expert() + expert, 1, type_);
       if (job_.transposed) weights = turned(weights, features_, hidden_);
       GemmReference reference(count, features_, 1, 1, type_);
+      if (bias_ != nullptr)
+        reference.finish(Activation::kNone, bias_->rows(op_.first_expert() + expert, 1, type_));
       reference.add_rank(packed.data(), weights.data(), hidden_, largest(packed, type_),
                          largest(weights, type_));
       result.add(reference.compare(y_.data() + begin * features_));
@@ -110,10 +117,11 @@ class MoeWork : public RankWork {
   const Tensor& tokens_;
   const Tensor& ids_;
   const Tensor& experts_;
+  const Tensor* const bias_;  ///< or null
   const std::uint64_t hidden_, top_k_, features_;
   MoeDispatchGemm op_;
   WorkTensors there_;
-  Elements own_experts_;
+  Elements own_experts_, own_bias_;
   std::uint64_t first_ = 0, rows_ = 0;  ///< of the last launch
   Elements y_;
   std::vector<MoeRow> its_rows_;
@@ -124,12 +132,15 @@ class Moe : public JobOperator {
  public:
   const char* name() const override { return "moe"; }
   const char* help() const override {
-    return "Y[t, slot] = tokens[t] experts[ids[t, slot]], the experts split over all ranks";
+    return "Y[t, slot] = tokens[t] experts[ids[t, slot]], perhaps with a bias; the experts are "
+           "split "
+           "over all ranks";
   }
   std::vector<InputSpec> inputs() const override {
     return {{"tokens", "[t, h]", 2},
             {"ids", "[t, k]: each token's experts, -1 for none", 2, true},
-            {"experts", "[e, h, f]: the experts' weights", 3}};
+            {"experts", "[e, h, f]: the experts' weights", 3},
+            {"bias", "[e, f]: of each expert's columns", 2, false, true}};
   }
   std::vector<FlagSpec> flags() const override {
     return {
@@ -162,6 +173,13 @@ class Moe : public JobOperator {
       return fail(ErrorCode::kInvalidArgument,
                   "--experts: {} and {} elements; both must be multiples of 8", hidden, features);
     }
+    if (const auto bias = tensors.find("bias"); bias != tensors.end()) {
+      const auto& shape = bias->second.shape();
+      if (shape[0] != experts[0] || shape[1] != features) {
+        return fail(ErrorCode::kShapeMismatch, "--bias is [{}], but --experts give [{}, {}]",
+                    fmt::join(shape, ", "), experts[0], features);
+      }
+    }
     // Before anything starts, and of the whole.
     const auto all = tensors.at("ids").integers(0, ids[0] * ids[1]);
     for (std::uint64_t i = 0; i < all.size(); ++i) {
@@ -186,6 +204,7 @@ class Moe : public JobOperator {
     shape.top_k = static_cast<std::uint32_t>(job.out_shape[1]);
     shape.dtype = type_of(job);
     shape.b_layout = job.transposed ? BLayout::kNK : BLayout::kKN;
+    shape.bias = job.inputs.count("bias") != 0;
     MK_ASSIGN_OR_RETURN(
         auto op, MoeDispatchGemm::create(session, shape, tuning_of<MoeDispatchGemm::Tuning>(job)));
     return std::make_unique<MoeWork>(job, rank, tensors, std::move(op));

@@ -17,7 +17,6 @@
 
 #include <cstdint>
 
-#include "kernels/comm/divisor.h"
 #include "kernels/comm/launch.h"
 #include "kernels/comm/tile_grid.h"
 #include "kernels/comm/world.h"
@@ -80,23 +79,8 @@ class CombineSchedule {
   MK_HOST_DEVICE TileRect columns_at(std::uint32_t column_tile) const {
     return columns_.rect(column_tile);
   }
-  /// Where row tiles go by bands, of each its columns, so that those of an expert read its weights
-  /// together. This is the `step`-th tile, which is a place in the order of the row tiles, and a
-  /// column. `band_tiles`: kBand * column_tiles().
+  /// Row tiles of a band of the product (banded_tile).
   static constexpr std::uint32_t kBand = 16;
-  struct BandedTile {
-    std::uint32_t turn;
-    std::uint32_t column;
-  };
-  MK_HOST_DEVICE static BandedTile banded_tile(std::uint32_t step, std::uint32_t row_tiles,
-                                               const Divisor& band_tiles) {
-    const std::uint32_t band = step / band_tiles;
-    const std::uint32_t within = step - band * band_tiles.value();
-    const std::uint32_t left = row_tiles - band * kBand;
-    const std::uint32_t height = left < kBand ? left : kBand;
-    const std::uint32_t column = within / height;
-    return {band * kBand + (within - column * height), column};
-  }
   /// With how many rows the tile is computed; those beyond its own mean nothing.
   MK_HOST_DEVICE std::uint32_t padded_rows(const CombineTile& tile) const {
     return static_cast<std::uint32_t>(round_up_to(tile.rows, plan_.row_pad));

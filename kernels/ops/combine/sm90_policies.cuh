@@ -6,7 +6,7 @@
 
 #include <cstdint>
 
-#include "kernels/comm/divisor.h"
+#include "kernels/comm/row_bands.h"
 #include "kernels/cuda/core/gemm_core.cuh"
 #include "kernels/cuda/core/grouped_policies.cuh"
 #include "kernels/cuda/core/tile_feed.cuh"
@@ -16,7 +16,7 @@
 
 namespace mk::kernels::cuda {
 
-/// Bands of row tiles, of each its columns (CombineSchedule::banded_tile); each tile goes to the
+/// Bands of row tiles, of each its columns (banded_tile); each tile goes to the
 /// block that is free first. Made after the gate, which has awaited the index. A tile's `m` is its
 /// row tile's number.
 class CombineTiles {
@@ -46,7 +46,8 @@ class CombineTiles {
         take_step(first_, worker_, workers_, params_.taken, row_tiles * params_.columns, &step);
     first_ = false;
     if (!some) return false;
-    const auto [turn, column] = CombineSchedule::banded_tile(step, row_tiles, params_.band_tiles);
+    const auto [turn, column] =
+        banded_tile<CombineSchedule::kBand>(step, row_tiles, params_.band_tiles);
     const std::uint32_t number = params_.order[turn];
     const CombineTile& from = params_.tiles[number];
     *tile = {static_cast<int>(number), static_cast<int>(column), static_cast<int>(from.expert),

@@ -7,8 +7,8 @@
 ///     arrange()        once, after all parts are counted      offsets and row tiles
 ///     fill(part)       every part, after arrange              where each row comes from
 ///
-/// Each piece may be done by several **lanes** together (a GPU's threads), each of which has
-/// experts of its own. What they make does not depend on how many they are.
+/// Each piece may be done by several **lanes** together (a GPU's threads): each has a run of a
+/// part's slots, then experts of its own. What they make does not depend on how many they are.
 ///
 /// The output's rows are grouped by expert. Within an expert they stand in the order of their
 /// expected arrival. First it goes by the nodes that their source's rows cross. Then, because the
@@ -22,98 +22,13 @@
 #include <cstdint>
 
 #include "kernels/comm/shard.h"
-#include "kernels/comm/types.h"
-#include "kernels/comm/world.h"
 #include "kernels/gather/schedule.h"
+#include "kernels/ops/moe/lanes.h"
+#include "kernels/ops/moe/routing_shape.h"
 #include "kernels/ops/moe/routing_types.h"
 #include "shm/platform.h"
 
 namespace mk::kernels {
-
-/// The experts of rank `world.rank()`, of `experts` in all; with fewer experts than ranks some have
-/// none.
-MK_HOST_DEVICE constexpr ShardRange experts_of(std::uint32_t experts, const World& world) {
-  return shard_of(experts, world.size(), world.rank());
-}
-
-/// Who makes a piece of the plan: lane `index` of `count`, which all call it. `sync` is a barrier
-/// between them; `least(word, value)` makes the word the lesser of both, `most` the greater, and
-/// `add` their sum, beside others. Here one does it alone.
-struct OneLane {
-  static constexpr bool kAlone = true;
-  static constexpr std::uint32_t index = 0;
-  static constexpr std::uint32_t count = 1;
-  MK_HOST_DEVICE void sync() const {}
-  MK_HOST_DEVICE void least(std::uint32_t* word, std::uint32_t value) const {
-    if (value < *word) *word = value;
-  }
-  MK_HOST_DEVICE void most(std::uint32_t* word, std::uint32_t value) const {
-    if (value > *word) *word = value;
-  }
-  template <class Word>
-  MK_HOST_DEVICE void add(Word* word, Word value) const {
-    *word += value;
-  }
-};
-
-/// The numbers a routing plan is made from.
-struct RoutingShape {
-  World world;
-  std::uint32_t experts = 0;  ///< of all ranks
-  std::uint32_t top_k = 0;
-  std::uint32_t tokens_max = 0;  ///< of one rank
-  std::uint32_t rows_max = 0;    ///< output rows there is room for
-  std::uint32_t tile_m = 0;      ///< rows of a tile, at most
-  std::uint32_t row_pad = 0;     ///< packed tiles have a multiple of this many rows; divides tile_m
-  /// The sources of one class arrive side by side, each from its first token on; tiles go by so
-  /// many steps of that. The more there are, the sooner there is work. But tiles of an expert,
-  /// which share its weights, are the farther apart.
-  std::uint32_t steps = 16;
-
-  /// Tokens of one part of a routing table.
-  static constexpr std::uint32_t kPartTokens = 256;
-
-  MK_HOST_DEVICE constexpr std::uint32_t parts_of_source() const {
-    return div_up(tokens_max, kPartTokens);
-  }
-  /// Parts are numbered in the order of their expected arrival: by the hops of their sources, then
-  /// by their place in a table, then by source.
-  MK_HOST_DEVICE constexpr std::uint32_t parts() const { return world.size() * parts_of_source(); }
-  MK_HOST_DEVICE constexpr std::uint32_t hops_of(std::uint32_t part) const {
-    return part / (world.locals * parts_of_source());
-  }
-  MK_HOST_DEVICE constexpr std::uint32_t place_of(std::uint32_t part) const {
-    return part / world.locals % parts_of_source();
-  }
-  /// As GatherSchedule::origin_at counts them.
-  MK_HOST_DEVICE constexpr std::uint32_t source_of(std::uint32_t part) const {
-    return hops_of(part) * world.locals + part % world.locals;
-  }
-  MK_HOST_DEVICE constexpr std::uint32_t step_of(std::uint32_t part) const {
-    return static_cast<std::uint32_t>(std::uint64_t{place_of(part)} * steps / parts_of_source());
-  }
-  /// Experts of any rank, at most.
-  MK_HOST_DEVICE constexpr std::uint32_t experts_here_max() const {
-    return shard_rows_max(experts, world.size());
-  }
-  /// Of each expert's tiles only the last may be less than half full.
-  MK_HOST_DEVICE constexpr std::uint64_t tiles_max() const {
-    return rows_max / (tile_m / 2) + std::uint64_t{experts_here_max()};
-  }
-  MK_HOST_DEVICE constexpr std::uint64_t packed_rows_max() const {
-    return rows_max + tiles_max() * (row_pad - 1);
-  }
-  /// Tiles are computed by class, and by step within it: these are their keys.
-  MK_HOST_DEVICE constexpr std::uint32_t keys() const { return world.nodes * steps; }
-  /// Words of Arrays::counts: a part's counts, and its first fault.
-  MK_HOST_DEVICE constexpr std::uint64_t count_words() const {
-    return std::uint64_t{parts()} * (experts_here_max() + 1);
-  }
-  /// Words of Arrays::places: for each key, and for the packed rows, one of each expert and a sum.
-  MK_HOST_DEVICE constexpr std::uint64_t place_words() const {
-    return (std::uint64_t{keys()} + 1) * (experts_here_max() + 1);
-  }
-};
 
 /// One rank's plan of one launch, over memory that someone else lays out:
 class RoutingPlan {
@@ -155,25 +70,23 @@ class RoutingPlan {
         if (expert < experts_.count) ++counts[expert];
       });
     } else {
-      // Lanes go on together: none may wait for memory when it finds a row.
-      for (std::uint32_t own = lanes.index; own < experts_.count; own += lanes.count) {
-        std::uint32_t count = 0;
-        for_each_slot(part, table, [&](std::uint32_t expert, std::uint32_t, std::uint32_t) {
-          count += expert == own ? 1 : 0;
+      const LaneScratch of_lanes(lanes, experts_.count);
+      of_lanes.for_rounds([&](std::uint32_t first, std::uint32_t end) {
+        count_run(part, table, lanes, of_lanes, first, end);
+        of_lanes.for_own(first, end, [&](std::uint32_t expert) {
+          std::uint32_t sum = 0;
+          for (std::uint32_t lane = 0; lane < lanes.count; ++lane)
+            sum += *of_lanes.word(expert - first, lane);
+          counts[expert] = sum;
         });
-        counts[own] = count;
-      }
+      });
     }
     lanes.sync();
-    const std::uint32_t first = first_token(part);
-    const std::uint32_t slots = (last_token(part, table) - first) * shape_.top_k;
-    for (std::uint32_t i = lanes.index; i < slots; i += lanes.count) {
-      const std::uint64_t at = place_in_table(first, i, table);
-      const std::int32_t id = table.ids[at];
-      const float weight = table.weights[at];
-      const bool some = id >= 0 && static_cast<std::uint32_t>(id) < shape_.experts;
-      if (id != -1 && (!some || weight != weight)) lanes.least(fault, i);
-    }
+    for_run(part, table, lanes,
+            [&](std::uint32_t i, std::int32_t id, float weight, std::uint32_t, std::uint32_t) {
+              const bool some = id >= 0 && static_cast<std::uint32_t>(id) < shape_.experts;
+              if (id != -1 && (!some || weight != weight)) lanes.least(fault, i);
+            });
   }
 
   /// Makes offsets and tiles from the counts, and the counts into what fill() needs. With more than
@@ -209,34 +122,31 @@ class RoutingPlan {
                            const Lanes& lanes = {}) const {
     std::uint32_t* const next = counts_of(part);
     const std::uint32_t rank = rank_of(part);
-    const auto weight_of = [&](std::uint32_t token, std::uint32_t slot) {
-      return table.weights[std::uint64_t{token} * table.stride + slot];
-    };
     if constexpr (is_alone<Lanes>()) {
-      for_each_slot(part, table,
-                    [&](std::uint32_t expert, std::uint32_t token, std::uint32_t slot) {
-                      if (expert >= experts_.count) return;
-                      arrays_.rows[next[expert]++] = {rank, token, slot, weight_of(token, slot)};
-                    });
+      for_each_slot(
+          part, table, [&](std::uint32_t expert, std::uint32_t token, std::uint32_t slot) {
+            if (expert >= experts_.count) return;
+            const float weight = table.weights[std::uint64_t{token} * table.stride + slot];
+            arrays_.rows[next[expert]++] = {rank, token, slot, weight};
+          });
     } else {
-      for (std::uint32_t own = lanes.index; own < experts_.count; own += lanes.count) {
-        const std::uint32_t first = next[own];
-        std::uint32_t row = first;
-        for_each_slot(part, table,
-                      [&](std::uint32_t expert, std::uint32_t token, std::uint32_t slot) {
-                        if (expert == own) arrays_.rows[row++] = {rank, token, slot, 0};
-                      });
-        constexpr std::uint32_t kBatch = 8;  // their loads are on their way together
-        for (std::uint32_t begin = first; begin < row; begin += kBatch) {
-          float weights[kBatch];
-          for (std::uint32_t i = 0; i < kBatch; ++i) {
-            const MoeRow& its = arrays_.rows[begin + i < row ? begin + i : begin];
-            weights[i] = weight_of(its.token, its.slot);
-          }
-          for (std::uint32_t i = 0; i < kBatch; ++i)
-            if (begin + i < row) arrays_.rows[begin + i].weight = weights[i];
-        }
-      }
+      const LaneScratch of_lanes(lanes, experts_.count);
+      of_lanes.for_rounds([&](std::uint32_t first, std::uint32_t end) {
+        count_run(part, table, lanes, of_lanes, first, end);
+        // Where each lane's rows of each expert begin.
+        of_lanes.for_own(first, end, [&](std::uint32_t expert) {
+          make_starts(lanes.count, next[expert],
+                      [&](std::uint32_t lane) { return of_lanes.word(expert - first, lane); });
+        });
+        lanes.sync();
+        for_run(part, table, lanes,
+                [&](std::uint32_t, std::int32_t id, float weight, std::uint32_t token,
+                    std::uint32_t slot) {
+                  const std::uint32_t its = own_expert(id) - first;
+                  if (its >= end - first) return;
+                  arrays_.rows[(*of_lanes.word(its, lanes.index))++] = {rank, token, slot, weight};
+                });
+      });
     }
   }
 
@@ -276,11 +186,9 @@ class RoutingPlan {
     const std::uint32_t end = first + RoutingShape::kPartTokens;
     return table.tokens >= end ? end : table.tokens > first ? table.tokens : first;
   }
-  /// Of slot `i` of those of the tokens from `first` on.
-  MK_HOST_DEVICE std::uint64_t place_in_table(std::uint32_t first, std::uint32_t i,
-                                              const RoutingTable& table) const {
-    const std::uint32_t token = i / shape_.top_k;
-    return std::uint64_t{first + token} * table.stride + (i - token * shape_.top_k);
+  /// Counted from this rank's first; of another rank, or of none: beyond its last.
+  MK_HOST_DEVICE std::uint32_t own_expert(std::int32_t id) const {
+    return static_cast<std::uint32_t>(id) - experts_.first;  // wraps
   }
 
   template <class Lanes>
@@ -310,15 +218,67 @@ class RoutingPlan {
         }
       }
       for (std::uint32_t i = 0; i < kBatch; ++i) {
-        // Wraps for -1 and for experts before this rank's first.
-        const std::uint32_t expert = static_cast<std::uint32_t>(batch[i]) - experts_.first;
-        visit(expert, its_token, its_slot);
+        visit(own_expert(batch[i]), its_token, its_slot);
         if (++its_slot == shape_.top_k) {
           its_slot = 0;
           ++its_token;
         }
       }
     }
+  }
+
+  // --- By several lanes ---
+
+  /// Calls visit(i, id, weight, token, slot) for the part's slots that are the lane's: the i-th of
+  /// them.
+  template <class Lanes, class Visit>
+  MK_HOST_DEVICE void for_run(std::uint32_t part, const RoutingTable& table, const Lanes& lanes,
+                              Visit&& visit) const {
+    constexpr std::uint32_t kBatch = 8;  // their loads are on their way together
+    const std::uint32_t first = first_token(part);
+    const std::uint32_t slots = (last_token(part, table) - first) * shape_.top_k;
+    const std::uint32_t each = div_up(slots, lanes.count);
+    const std::uint32_t begin = each * lanes.index < slots ? each * lanes.index : slots;
+    const std::uint32_t end = slots - begin < each ? slots : begin + each;
+    std::uint32_t token = begin / shape_.top_k;
+    std::uint32_t slot = begin - token * shape_.top_k;
+    token += first;
+    for (std::uint32_t i = begin; i < end; i += kBatch) {
+      std::int32_t ids[kBatch];
+      float weights[kBatch];
+      std::uint32_t its_token = token;
+      std::uint32_t its_slot = slot;
+      for (std::uint32_t b = 0; b < kBatch; ++b) {
+        const std::uint64_t at = std::uint64_t{its_token} * table.stride + its_slot;
+        ids[b] = i + b < end ? table.ids[at] : -1;
+        weights[b] = i + b < end ? table.weights[at] : 0;
+        if (++its_slot == shape_.top_k) {
+          its_slot = 0;
+          ++its_token;
+        }
+      }
+      for (std::uint32_t b = 0; b < kBatch; ++b) {
+        if (i + b < end) visit(i + b, ids[b], weights[b], token, slot);
+        if (++slot == shape_.top_k) {
+          slot = 0;
+          ++token;
+        }
+      }
+    }
+  }
+  /// How many of the lane's slots are of each of experts [first, end), into its words. Ends with a
+  /// barrier.
+  template <class Lanes>
+  MK_HOST_DEVICE void count_run(std::uint32_t part, const RoutingTable& table, const Lanes& lanes,
+                                const LaneScratch<Lanes>& of_lanes, std::uint32_t first,
+                                std::uint32_t end) const {
+    for (std::uint32_t e = 0; e < end - first; ++e) *of_lanes.word(e, lanes.index) = 0;
+    for_run(part, table, lanes,
+            [&](std::uint32_t, std::int32_t id, float, std::uint32_t, std::uint32_t) {
+              const std::uint32_t its = own_expert(id) - first;
+              if (its < end - first) ++*of_lanes.word(its, lanes.index);
+            });
+    lanes.sync();
   }
 
   /// The first part with a fault, and where that is.
@@ -341,6 +301,17 @@ class RoutingPlan {
     }
   }
 
+  template <class At>
+  MK_HOST_DEVICE static std::uint32_t sum_of(std::uint32_t count, At&& at) {
+    constexpr std::uint32_t kBatch = 16;  // their loads are on their way together
+    std::uint32_t sum = 0;
+    for (std::uint32_t begin = 0; begin < count; begin += kBatch) {
+      std::uint32_t counts[kBatch];
+      for (std::uint32_t i = 0; i < kBatch; ++i) counts[i] = begin + i < count ? at(begin + i) : 0;
+      for (std::uint32_t i = 0; i < kBatch; ++i) sum += counts[i];
+    }
+    return sum;
+  }
   /// Makes counts *at(0) .. *at(count - 1), which follow each other from `first` on, into where
   /// each begins; answers where the last one ends.
   template <class At>
@@ -363,9 +334,8 @@ class RoutingPlan {
   template <class Lanes>
   MK_HOST_DEVICE void arrange_rows(const Lanes& lanes) const {
     for (std::uint32_t expert = lanes.index; expert < experts_.count; expert += lanes.count) {
-      std::uint32_t rows = 0;
-      for (std::uint32_t part = 0; part < shape_.parts(); ++part) rows += counts_of(part)[expert];
-      arrays_.offsets[expert] = rows;
+      arrays_.offsets[expert] =
+          sum_of(shape_.parts(), [&](std::uint32_t part) { return counts_of(part)[expert]; });
     }
     lanes.sync();
     if (lanes.index == 0) {
@@ -386,9 +356,10 @@ class RoutingPlan {
     return counts_of(hops * shape_.world.locals * shape_.parts_of_source())[expert];
   }
 
-  /// Where the expert's rows of the part end. Between arrange_rows() and fill().
-  MK_HOST_DEVICE std::uint32_t first_row_after(std::uint32_t part, std::uint32_t expert) const {
-    return part + 1 < shape_.parts() ? counts_of(part + 1)[expert] : arrays_.offsets[expert + 1];
+  /// Where the expert's rows of the key's parts end. Likewise.
+  MK_HOST_DEVICE std::uint32_t last_row_of(std::uint32_t key, std::uint32_t expert) const {
+    const std::uint32_t next = shape_.first_part_of(key + 1);
+    return next < shape_.parts() ? counts_of(next)[expert] : arrays_.offsets[expert + 1];
   }
 
   /// Calls visit(tile) for every row tile of the expert, by row; their packed rows begin at
@@ -399,24 +370,25 @@ class RoutingPlan {
   MK_HOST_DEVICE void for_each_tile(std::uint32_t expert, std::uint32_t packed_row,
                                     Visit&& visit) const {
     const std::uint32_t end = arrays_.offsets[expert + 1];
+    const std::uint32_t nodes = shape_.world.nodes;
     std::uint32_t row = arrays_.offsets[expert];
-    std::uint32_t part = 0;  // of the tile's last row
+    if (row == end) return;
+    std::uint32_t hops = 1;  // of the next place where rows from farther away begin
+    std::uint32_t border = nodes > 1 ? first_row_over(1, expert) : end;
+    std::uint32_t key = 0;  // of the tile's last row
+    std::uint32_t key_end = last_row_of(0, expert);
     while (row < end) {
       RowTile tile;
       tile.expert = expert;
       tile.row = row;
       tile.rows = end - row < shape_.tile_m ? end - row : shape_.tile_m;
       tile.packed_row = packed_row;
-      for (std::uint32_t hops = 1; hops < shape_.world.nodes; ++hops) {
-        const std::uint32_t border = first_row_over(hops, expert);
-        if (border >= row + tile.rows) break;
-        if (border < row + shape_.tile_m / 2) continue;
-        tile.rows = border - row;
-        break;
-      }
-      while (first_row_after(part, expert) < row + tile.rows) ++part;
-      tile.hops = shape_.hops_of(part);
-      tile.step = shape_.step_of(part);
+      while (hops < nodes && border < row + shape_.tile_m / 2)
+        border = ++hops < nodes ? first_row_over(hops, expert) : end;
+      if (hops < nodes && border < row + tile.rows) tile.rows = border - row;
+      while (key_end < row + tile.rows) key_end = last_row_of(++key, expert);
+      tile.hops = key / shape_.steps;
+      tile.step = key % shape_.steps;
       row += tile.rows;
       packed_row += packed_rows(tile);
       visit(tile);
@@ -435,18 +407,24 @@ class RoutingPlan {
     for (std::uint32_t expert = lanes.index; expert < experts_.count; expert += lanes.count) {
       for (std::uint32_t key = 0; key < keys; ++key) places_of(key)[expert] = 0;
       std::uint32_t packed = 0;
+      std::uint32_t its_key = 0;
+      std::uint32_t of_key = 0;
       for_each_tile(expert, 0, [&](const RowTile& tile) {
-        ++places_of(key_of(tile))[expert];
+        if (key_of(tile) != its_key) {
+          places_of(its_key)[expert] = of_key;
+          of_key = 0;
+          its_key = key_of(tile);
+        }
+        ++of_key;
         packed += packed_rows(tile);
       });
+      places_of(its_key)[expert] = of_key;
       places_of(keys)[expert] = packed;
     }
     lanes.sync();
     for (std::uint32_t key = lanes.index; key < keys; key += lanes.count) {
-      std::uint32_t sum = 0;
-      for (std::uint32_t expert = 0; expert < experts_.count; ++expert)
-        sum += places_of(key)[expert];
-      places_of(key)[sums] = sum;
+      places_of(key)[sums] =
+          sum_of(experts_.count, [&](std::uint32_t expert) { return places_of(key)[expert]; });
     }
     lanes.sync();
     if (lanes.index == 0) {
@@ -461,8 +439,14 @@ class RoutingPlan {
     }
     lanes.sync();
     for (std::uint32_t expert = lanes.index; expert < experts_.count; expert += lanes.count) {
+      std::uint32_t its_key = 0;
+      std::uint32_t place = places_of(0)[expert];
       for_each_tile(expert, places_of(keys)[expert], [&](const RowTile& tile) {
-        arrays_.tiles[places_of(key_of(tile))[expert]++] = tile;
+        if (key_of(tile) != its_key) {
+          its_key = key_of(tile);
+          place = places_of(its_key)[expert];
+        }
+        arrays_.tiles[place++] = tile;
       });
     }
   }

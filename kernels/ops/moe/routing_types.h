@@ -35,7 +35,7 @@ struct RowTile {
   std::uint32_t rows = 0;
   std::uint32_t packed_row = 0;
   std::uint32_t hops = 0;  ///< of the source that arrives last: the tile's class
-  /// Within its class, when the last of its rows is to be expected (RoutingShape::step_of).
+  /// Within its class, when the last of its rows is to be expected (RoutingShape::first_part_of).
   std::uint32_t step = 0;
 };
 

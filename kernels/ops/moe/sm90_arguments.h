@@ -11,6 +11,8 @@ namespace mk::kernels::cuda {
 inline constexpr int kMoeTileColumns = 256;
 /// Rows of a tile, at most.
 inline constexpr int kMoeTileRows = 128;
+/// Row tiles of a band (banded_tile): their rows and a wave's weights stay in L2.
+inline constexpr std::uint32_t kMoeBand = 8;
 
 /// Of a launch's groups that stream (RoleBlocks::pull: all of them pull), so many share this rank's
 /// routing and tokens, the last ones: those that do not plan, or, where all plan, all.

@@ -62,7 +62,7 @@ struct MoeDispatchOp {
     OperatorParams<MoeDispatchOp> params = make_params<MoeDispatchOp>(
         arguments, 0,
         {&words->summary, reinterpret_cast<const RowTile*>(own + layout.tiles), &state.local.stop,
-         Divisor(arguments.columns), &state.tiles_taken},
+         arguments.columns, Divisor(kMoeBand * arguments.columns), &state.tiles_taken},
         {{arguments.halves, arguments.a_half}, waits_done<MoeDispatchOp>(arguments)},
         {arguments.y});
     if constexpr (!std::is_same_v<Epilogue, RoundedSums>) {

@@ -27,7 +27,9 @@ struct MoeWork {
 /// The workers of a group as lanes of the routing plan.
 struct MoeLanes {
   std::uint32_t index;
+  std::uint32_t* scratch = nullptr;  ///< for who fills plans
   static constexpr std::uint32_t count = kWorkers;
+  static constexpr std::uint32_t scratch_words = sizeof(BulkCopierShared::buffers) / 4;
 
   /// Barrier 0 is the block's.
   __device__ void sync() const {
@@ -70,19 +72,22 @@ template <class Element, bool kRounds>
 __device__ __forceinline__ void work(MoeGroupShared& shared, std::uint32_t thread,
                                      std::uint32_t /*threads*/) {
   MoeWork& work = shared.work;
-  const MoeLanes lanes{thread};
+  // Nothing is copied while there is a plan to make.
+  const MoeLanes lanes{thread, reinterpret_cast<std::uint32_t*>(shared.copier.buffers)};
   for (std::uint32_t turn = 0;; ++turn) {
     while (!ptx::mbarrier_try_wait(&work.posted, turn % 2)) {
     }
     switch (work.kind) {
       case MoeWork::Kind::kCount:
         work.plan->count(work.number, work.table, lanes);
+        ptx::fence_shared_to_async();  // the scratch is the copy engine's again
         break;
       case MoeWork::Kind::kArrange:
         work.plan->arrange(work.number, lanes);
         break;
       case MoeWork::Kind::kFill:
         work.plan->fill(work.number, work.table, lanes);
+        ptx::fence_shared_to_async();
         break;
       case MoeWork::Kind::kCopy:
         copy_words(shared.copy, thread);

@@ -7,7 +7,7 @@
 
 #include <cstdint>
 
-#include "kernels/comm/divisor.h"
+#include "kernels/comm/row_bands.h"
 #include "kernels/cuda/core/gemm_core.cuh"
 #include "kernels/cuda/core/grouped_policies.cuh"
 #include "kernels/cuda/core/tile_feed.cuh"
@@ -32,15 +32,16 @@ struct MoeTile {
   __device__ GroupedTile packed() const { return {m, n, expert, packed_row, rows}; }
 };
 
-/// Row tile by row tile, of each its columns; each tile goes to the block that is free first. Made
-/// after the gate, which has awaited the plan: without one there are no tiles.
+/// Bands of row tiles, of each its columns (banded_tile); each tile goes to the block that is free
+/// first. Made after the gate, which has awaited the plan: without one there are no tiles.
 class MoeTiles {
  public:
   struct Params {
     const PlanSummary* summary;
     const RowTile* tiles;
     const std::uint32_t* stop;  ///< the launch has failed
-    Divisor columns;            ///< of tiles
+    std::uint32_t columns;      ///< of tiles
+    Divisor band_tiles;         ///< kMoeBand times as many
     std::uint32_t* taken;       ///< DeviceState::tiles_taken
   };
   using TileType = MoeTile;
@@ -53,15 +54,16 @@ class MoeTiles {
 
   __device__ bool next(MoeTile* tile) {
     if (shm::load_relaxed(params_.stop) != 0) return false;
-    const std::uint32_t tiles = params_.summary->tiles * params_.columns.value();
+    const std::uint32_t row_tiles = params_.summary->tiles;
     std::uint32_t step;
-    const bool some = take_step(first_, worker_, workers_, params_.taken, tiles, &step);
+    const bool some =
+        take_step(first_, worker_, workers_, params_.taken, row_tiles * params_.columns, &step);
     first_ = false;
     if (!some) return false;
-    const std::uint32_t row_tile = step / params_.columns;
+    const auto [row_tile, column] = banded_tile<kMoeBand>(step, row_tiles, params_.band_tiles);
     const RowTile& from = params_.tiles[row_tile];
     tile->m = static_cast<int>(row_tile);
-    tile->n = static_cast<int>(step - row_tile * params_.columns.value());
+    tile->n = static_cast<int>(column);
     tile->expert = static_cast<int>(from.expert);
     tile->row = static_cast<int>(from.row);
     tile->rows = static_cast<int>(from.rows);

@@ -9,6 +9,7 @@
 #include <set>
 #include <vector>
 
+#include "kernels/comm/row_bands.h"
 #include "kernels/comm/workspace_head.h"
 #include "kernels/ops/combine/row_index.h"
 #include "kernels/ops/combine/schedule.h"
@@ -114,7 +115,7 @@ TEST(CombineSchedule, BandsAreEveryTileOnce) {
       std::set<std::pair<std::uint32_t, std::uint32_t>> seen;
       std::uint32_t last_band = 0;
       for (std::uint32_t step = 0; step < row_tiles * columns; ++step) {
-        const auto tile = CombineSchedule::banded_tile(step, row_tiles, band_tiles);
+        const auto tile = banded_tile<CombineSchedule::kBand>(step, row_tiles, band_tiles);
         ASSERT_LT(tile.turn, row_tiles);
         ASSERT_LT(tile.column, columns);
         ASSERT_GE(tile.turn / CombineSchedule::kBand, last_band);

@@ -289,13 +289,16 @@ TEST(RoutingPlan, MoreRowsThanFitAreCountedAndNothingElse) {
 /// Threads that make the pieces of a plan together.
 class Threads {
  public:
-  explicit Threads(std::uint32_t count) : count_(count) {}
+  /// Their scratch is for four experts at a time.
+  explicit Threads(std::uint32_t count) : count_(count), scratch_(4 * (count + 1)) {}
 
   /// One of them.
   struct Lane {
     Threads& all;
     std::uint32_t index;
     std::uint32_t count;
+    std::uint32_t* scratch;
+    std::uint32_t scratch_words;
     void sync() const {
       const std::uint32_t turn = all.turn_;
       if (++all.here_ == count) {
@@ -314,13 +317,15 @@ class Threads {
   template <class Piece>
   void run(Piece&& piece) {
     std::vector<std::thread> threads;
+    const auto words = static_cast<std::uint32_t>(scratch_.size());
     for (std::uint32_t i = 0; i < count_; ++i)
-      threads.emplace_back([&, i] { piece(Lane{*this, i, count_}); });
+      threads.emplace_back([&, i] { piece(Lane{*this, i, count_, scratch_.data(), words}); });
     for (std::thread& thread : threads) thread.join();
   }
 
  private:
   const std::uint32_t count_;
+  std::vector<std::uint32_t> scratch_;
   std::atomic<std::uint32_t> here_{0};
   std::atomic<std::uint32_t> turn_{0};
 };
