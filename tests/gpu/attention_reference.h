@@ -10,7 +10,8 @@
 ///  1. the score: fp32 sums on tensor cores, which add 16 products at a time and truncate:
 ///     d_j = scale 1.01 2^-22 (D/16 + 2) sum |q||k_j|;
 ///  2. the exponent, score * c - top in one rounding, of c = scale * log2(e) within 2^-23: at most
-///     2^-22 (max t - t_j) + 2^-22, the largest d of the row included with d_j; 2^x within 2^-21;
+///     2^-22 (max t - t_j) + 2^-21 (top is up to 8 below the largest score * c), the largest d of
+///     the row included with d_j; 2^x within 2^-21;
 ///  3. what later tiles multiply it by: T factors within 2^-21 and as many roundings.
 ///
 /// So x_j = d_j + max d + 2^-22 (max t - t_j) + (T + 2) 2^-20. The sum of weights adds (B/4 + T +

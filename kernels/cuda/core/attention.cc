@@ -160,9 +160,6 @@ Result<AttentionPlan> AttentionPlan::create(const AttentionProblem& problem,
   items.tile_rows = kernel.tile_queries;
   items.tiles = ceil_div(problem.queries, kernel.tile_queries);
   items.longest_first = problem.causal;
-  items.section = tuning.section > 0 ? tuning.section
-                  : problem.causal   ? choose_section(problem)
-                                     : 1;
   const std::int64_t count = std::int64_t{items.batch} * items.heads * items.tiles;
   // The number of the item after the last one of each block is an int, too.
   if (count > kRowsMax) {
@@ -173,6 +170,11 @@ Result<AttentionPlan> AttentionPlan::create(const AttentionProblem& problem,
   }
   const int blocks = tuning.blocks_max > 0 ? std::min(tuning.blocks_max, sm_count) : sm_count;
   parts->blocks = static_cast<int>(std::min<std::int64_t>(count, blocks));
+  const int section = tuning.section > 0 ? tuning.section
+                      : problem.causal   ? choose_section(problem)
+                                         : 1;
+  items.sections = HeadSections::of(items.batch * items.heads, section, items.tiles,
+                                    problem.causal ? HeadSections::kLastOfBlock * blocks : 0);
 
   void* words = nullptr;
   if (cudaError_t error = cudaMalloc(&words, 2 * sizeof(std::uint32_t)); error != cudaSuccess) {

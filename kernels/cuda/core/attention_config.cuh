@@ -33,6 +33,10 @@ struct AttentionConfig {
   /// fp32 registers of one thread: scores of a tile, and its part of O.
   static constexpr int kScores = kTileKeys / 2;
   static constexpr int kOutputs = kHeadDim / 2;
+  /// So many of the scores are weighed beside the product of the tile before. The others are
+  /// when that is complete: while the exponentials of these are on their way, there is time to
+  /// round weights and to scale O.
+  static constexpr int kWeightsBeside = kScores * 60 / 100 / 4 * 4;
 
   /// Registers per thread by role: together no more than the block is given at its start (3 x 168
   /// or 4 x 128).

@@ -127,6 +127,8 @@ __device__ __forceinline__ void load_attention(
         }
         if (tile < span.tiles - 1) load_v(tile + 1, 1);
       }
+      // The answer comes while this waits for its stage.
+      if (r + 1 == keys.ranges(item)) dealer.ask();
       load_v(0, 0);
     }
     if (!first) ++begun;
@@ -264,7 +266,7 @@ class MathWarpgroup {
     Products::output(p_, ptx::shared_address(shared_.v[v.slot]), o_);
     cute::warpgroup_commit_batch();
   }
-  /// Has all weights computed before the wait that follows. ptxas would put half of them behind it,
+  /// Has the weights so far computed before the wait that follows. ptxas would put them behind it,
   /// where no product runs beside them. It does not move the wait before a store, which here needs
   /// the sums and is never executed; in an item's first step, not before a barrier.
   template <bool kFirst>
@@ -315,12 +317,15 @@ class MathWarpgroup {
     if (--tiles_left_ == 0) release(&shared_.q_empty[warpgroup_]);
 
     [[maybe_unused]] const RowSums before = softmax_;
-    [[maybe_unused]] float factor[2];
     if constexpr (kMasked) hide_scores(s, limit0, limit1);
-    softmax_.template weigh<kFirst, kMasked>(s, scale_log2_, factor);
+    const RowSums::Raised raised = softmax_.template raise<kFirst, kMasked>(s, scale_log2_);
+    constexpr int kBeside = kPending ? Config::kWeightsBeside : Config::kScores;
+    softmax_.template weigh<0, kBeside>(s, scale_log2_, raised);
     if constexpr (kPending) {
       weigh_before_waiting<kFirst>();
       finish_output(v);
+      fence(s);
+      softmax_.template weigh<kBeside, Config::kScores>(s, scale_log2_, raised);
     }
     k_ring_.advance();
     pack_weights<Element>(s, p_);
@@ -329,7 +334,7 @@ class MathWarpgroup {
 #pragma unroll
       for (auto& value : o_) value = 0;
     } else {
-      scale_rows(o_, factor);
+      scale_rows(o_, raised.factor);
     }
   }
 
@@ -400,8 +405,9 @@ class MathWarpgroup {
   int stored_ = 0;                 ///< number of the item that O is of
 };
 
-/// Runs the items of worker `worker` of `workers` (a worker is a block) in this block, after
-/// prepare_attention. All threads of the block call it, in a kernel with
+/// Runs the items of worker `worker` (a worker is a block), one of the first `workers` or one that
+/// comes later (ItemDealer), in this block, after prepare_attention. All threads of the block call
+/// it, in a kernel with
 /// __launch_bounds__(Config::kThreads, 1).
 template <class Config, class Items, class Keys, class Gate, class Store>
 __device__ __forceinline__ void attention_core(

@@ -58,6 +58,36 @@ MK_HOST_DEVICE inline TileSpan span_of(const AttentionItem& item, int tile_rows,
   return span;
 }
 
+/// Which heads (of all batches, one batch after the other) are worked on at one time: `each` of
+/// them, so that the keys that are read at one time stay in L2. The last section may have more: as
+/// its items end a launch, it has enough of them for all blocks to end together.
+struct HeadSections {
+  /// Items of a last section for each block, where they differ in length.
+  static constexpr int kLastOfBlock = 4;
+
+  int heads = 1;
+  int each = 1;
+  int full = 0;  ///< sections of `each`; what is left is the last one
+
+  /// `last`: items of a head are `tiles`, and the last section has so many in all, if there are.
+  static constexpr HeadSections of(int heads, int each, int tiles, int last) {
+    const int least = tiles > 0 ? (last + tiles - 1) / tiles : 0;
+    const int before = heads - (least > each ? least : each);
+    return {heads, each, before > 0 ? before / each : 0};
+  }
+  struct Place {
+    int first = 0;   ///< head of the section
+    int heads = 0;   ///< of the section
+    int within = 0;  ///< number of the item in its section
+  };
+  /// The item's, where each head has `tiles`.
+  MK_HOST_DEVICE Place place_of(int number, int tiles) const {
+    const int section = number / (each * tiles);
+    const int first = (section < full ? section : full) * each;
+    return {first, section < full ? each : heads - first, number - first * tiles};
+  }
+};
+
 /// **Items** of a problem without gaps: every head has the same rows. Numbers 0 to count() - 1, in
 /// the order in which they are dealt out.
 ///
@@ -66,9 +96,9 @@ MK_HOST_DEVICE inline TileSpan span_of(const AttentionItem& item, int tile_rows,
 ///     int count() const;
 ///     AttentionItem at(int number) const;
 ///
-/// Heads are taken `section` at a time, so that the keys that are read at one time stay in L2.
-/// Within a section, `longest_first` takes the last tile of every head, then the last but one, and
-/// so on: under a causal mask these have the most keys. Otherwise a head's tiles follow each other.
+/// Heads are taken in sections. Within a section, `longest_first` takes the last tile of every
+/// head, then the last but one, and so on: under a causal mask these have the most keys. Otherwise
+/// a head's tiles follow each other.
 class DenseItems {
  public:
   struct Params {
@@ -77,25 +107,21 @@ class DenseItems {
     int rows = 0;
     int tiles = 0;  ///< of rows, of one head
     int tile_rows = 128;
-    int section = 1;  ///< heads of all batches, one batch after the other, that are taken together
+    HeadSections sections;
     bool longest_first = false;
   };
 
   MK_HOST_DEVICE explicit DenseItems(const Params& params) : params_(params) {}
   MK_HOST_DEVICE int count() const { return params_.batch * params_.heads * params_.tiles; }
   MK_HOST_DEVICE AttentionItem at(int number) const {
-    const int heads = params_.batch * params_.heads;
-    const int first_head = number / (params_.section * params_.tiles) * params_.section;
-    const int within = number - first_head * params_.tiles;
-    const int left = heads - first_head;
-    const int section = left < params_.section ? left : params_.section;
+    const HeadSections::Place at = params_.sections.place_of(number, params_.tiles);
     int head, tile;
     if (params_.longest_first) {
-      tile = params_.tiles - 1 - within / section;
-      head = first_head + within % section;
+      tile = params_.tiles - 1 - at.within / at.heads;
+      head = at.first + at.within % at.heads;
     } else {
-      head = first_head + within / params_.tiles;
-      tile = within % params_.tiles;
+      head = at.first + at.within / params_.tiles;
+      tile = at.within % params_.tiles;
     }
     AttentionItem item;
     item.batch = head / params_.heads;

@@ -111,37 +111,47 @@ class StoreRows {
   const Params& params_;
 };
 
-/// How items are dealt out to the blocks. With `words`, a block takes the next item when it is free
-/// for one: words[0] counts the items taken, words[1] the blocks that are through. The last of
-/// these sets both to zero again. Without, it takes every `workers`-th.
+/// How items are dealt out to the blocks: each of the first `workers` has one to begin with, and
+/// takes the next one when it is free for it. The workers behind them come later, and take theirs
+/// like the others. words[0] counts the items taken, words[1] the workers that are through; the
+/// last of these sets both to zero again.
 class ItemDealer {
  public:
   struct Params {
     std::uint32_t* words = nullptr;  ///< two of them in device memory, zero before the first launch
+    int late = 0;                    ///< workers that come later
   };
   __device__ ItemDealer(const Params& params, int worker, int workers)
-      : words_(params.words), workers_(workers), next_(worker) {}
+      : params_(params),
+        workers_(workers),
+        next_(worker < workers ? worker - workers : kNotAsked) {}
 
-  /// The number of the next item; asks for the one after that already.
+  /// Asks for the next item: not much before it is free for it, as it may be the last one, for
+  /// which another block has time.
+  __device__ void ask() { next_ = static_cast<int>(atomicAdd(params_.words, 1u)); }
+  /// Its number; asks if nobody has.
   __device__ int next() {
-    const int now = next_;
-    next_ = words_ != nullptr ? workers_ + static_cast<int>(atomicAdd(words_, 1u)) : now + workers_;
-    return now;
+    if (next_ == kNotAsked) ask();
+    const int number = workers_ + next_;
+    next_ = kNotAsked;
+    return number;
   }
   /// The loading thread's, when there are no more.
   __device__ void end() {
-    if (words_ == nullptr) return;
     __threadfence();
-    if (atomicAdd(words_ + 1, 1u) + 1 == static_cast<std::uint32_t>(workers_)) {
-      words_[0] = 0;
-      words_[1] = 0;
+    if (atomicAdd(params_.words + 1, 1u) + 1 ==
+        static_cast<std::uint32_t>(workers_ + params_.late)) {
+      params_.words[0] = 0;
+      params_.words[1] = 0;
     }
   }
 
  private:
-  std::uint32_t* words_;
+  static constexpr int kNotAsked = -(1 << 30);
+
+  const Params& params_;
   int workers_;
-  int next_;
+  int next_;  ///< counted from `workers` on
 };
 
 }  // namespace mk::kernels::cuda

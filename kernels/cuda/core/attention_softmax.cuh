@@ -50,17 +50,24 @@ __device__ __forceinline__ void hide_scores(float (&s)[kScores], int limit0, int
   }
 }
 
-/// State of the thread's two rows. Scores are counted in units of ln 2: `top` is the largest so far
-/// times scale * log2(e), rounded, and that rounded number is what all weights are relative to.
+/// State of the thread's two rows. Scores are counted in units of ln 2. All weights are relative to
+/// `top`: the largest score times scale * log2(e), rounded, of the first tile, or of a later one
+/// that goes kSlack beyond. So it rarely changes, and what came before is rarely to be scaled.
 struct RowSums {
+  /// Weights are at most 2 to this, which 16 bits hold as well as 1.
+  static constexpr float kSlack = 8;
+
   float top[2];
   float sum[2];  ///< of this thread's weights
 
-  /// Turns a tile's scores into weights, 2^(score * scale_log2 - top). Of an item's first tile if
-  /// kFirst; else what came before is to be multiplied by `factor`. Rows that see no key yet
-  /// (kMasked) have weights of zero.
+  /// A tile's weights are relative to this.
+  struct Raised {
+    float factor[2];    ///< of what came before; not of an item's first tile
+    float relative[2];  ///< top, or 0 for rows that see no key yet
+  };
+  /// Takes in a tile's scores: of an item's first tile if kFirst. Rows may see no key (kMasked).
   template <bool kFirst, bool kMasked, int kScores>
-  __device__ __forceinline__ void weigh(float (&s)[kScores], float scale_log2, float (&factor)[2]) {
+  __device__ __forceinline__ Raised raise(const float (&s)[kScores], float scale_log2) {
     float largest[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -73,31 +80,43 @@ struct RowSums {
       largest[r] = fmaxf(largest[r], __shfl_xor_sync(0xffffffff, largest[r], 2));
       largest[r] *= scale_log2;
     }
+    Raised raised;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const float before = kFirst ? 0.0f : top[r];
-      top[r] = kFirst ? largest[r] : fmaxf(top[r], largest[r]);
-      const float relative_to = kMasked && top[r] == -INFINITY ? 0.0f : top[r];
-      if constexpr (!kFirst) {
-        factor[r] = exp2_approx(before - relative_to);
-        sum[r] *= factor[r];
-      }
-#pragma unroll
-      for (int n = 0; n < kScores / 4; ++n) {
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          float& value = s[4 * n + 2 * r + i];
-          value = exp2_approx(fmaf(value, scale_log2, -relative_to));
-        }
+      if (kFirst || largest[r] > before + kSlack) top[r] = largest[r];
+      raised.relative[r] = kMasked && top[r] == -INFINITY ? 0.0f : top[r];
+      if constexpr (kFirst) {
+        sum[r] = 0;
+      } else {
+        raised.factor[r] = exp2_approx(before - raised.relative[r]);
+        sum[r] *= raised.factor[r];
       }
     }
+    return raised;
+  }
+  /// Turns scores kBegin to kEnd of the tile's into weights, 2^(score * scale_log2 - top). They are
+  /// counted row by row.
+  template <int kBegin, int kEnd, int kScores>
+  __device__ __forceinline__ void weigh(float (&s)[kScores], float scale_log2,
+                                        const Raised& raised) {
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      float more = s[2 * r] + s[2 * r + 1];
-#pragma unroll
-      for (int n = 1; n < kScores / 4; ++n) more += s[4 * n + 2 * r] + s[4 * n + 2 * r + 1];
-      sum[r] = kFirst ? more : sum[r] + more;
+    for (int i = kBegin; i < kEnd; ++i) {
+      float& value = s[place_of<kScores>(i)];
+      value = exp2_approx(fmaf(value, scale_log2, -raised.relative[row_of<kScores>(i)]));
     }
+#pragma unroll
+    for (int i = kBegin; i < kEnd; ++i) sum[row_of<kScores>(i)] += s[place_of<kScores>(i)];
+  }
+
+ private:
+  template <int kScores>
+  static __device__ constexpr int row_of(int i) {
+    return i / (kScores / 2);
+  }
+  template <int kScores>
+  static __device__ constexpr int place_of(int i) {
+    return i % (kScores / 2) / 2 * 4 + 2 * row_of<kScores>(i) + i % 2;
   }
 };
 
@@ -106,9 +125,11 @@ __device__ __forceinline__ float sum_of_quad(float part) {
   return part + __shfl_xor_sync(0xffffffff, part, 2);
 }
 
-/// Multiplies the thread's two rows by a factor each.
+/// Multiplies the thread's two rows by a factor each, which is mostly 1. All threads of a warp call
+/// it together.
 template <int kOutputs>
 __device__ __forceinline__ void scale_rows(float (&o)[kOutputs], const float (&factor)[2]) {
+  if (!__any_sync(0xffffffff, factor[0] != 1 || factor[1] != 1)) return;
 #pragma unroll
   for (int i = 0; i < kOutputs; ++i) o[i] *= factor[i / 2 % 2];
 }

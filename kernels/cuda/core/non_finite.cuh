@@ -4,8 +4,8 @@
 /// Their weight there is zero, but zero times Inf is NaN. So three warps that have nothing else to
 /// do look through the tiles of V that are masked, before the math warpgroups may use them. They
 /// put zero in the place of what is not finite, and note in a table from which row on it is seen.
-/// The rows that see it get it added at their item's end. All other tiles pass by unseen: a weight
-/// times Inf there is what the sum demands.
+/// The rows that see it get it added at their item's end. All other tiles, and the keys of a masked
+/// tile that all rows see, pass by unseen: a weight times Inf there is what the sum demands.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -63,28 +63,38 @@ class NonFiniteSearch {
   static __device__ __forceinline__ void inspect(const MaskedTile& tile, std::uint8_t* v,
                                                  Table (&tables)[Config::kMathWarpgroups],
                                                  std::uint64_t* item_done, int thread) {
-    constexpr int kRuns = Config::kKeyBytes / 16;
+    constexpr int kRunsOfKey = 8;
+    constexpr int kRuns = Config::kTileKeys * kRunsOfKey;  // of a column of 64 elements
     constexpr int kTogether = 2;
     constexpr int kStep = kWarps * 32;
     auto* runs = reinterpret_cast<uint4*>(v);
+    const int begin = first_hidden(tile) * kRunsOfKey;
 #pragma unroll 1
-    for (int first = thread; first < kRuns; first += kStep * kTogether) {
-      uint4 run[kTogether];
-#pragma unroll
-      for (int i = 0; i < kTogether; ++i) {
-        const int index = first + i * kStep;
-        run[i] = index < kRuns ? runs[index] : uint4{};
-      }
-      std::uint32_t found = 0;
-#pragma unroll
-      for (int i = 0; i < kTogether; ++i) found |= has_non_finite(run[i]) ? 1u << i : 0u;
+    for (int column = 0; column < Config::kColumns * kRuns; column += kRuns) {
 #pragma unroll 1
-      for (int i = 0; found >> i != 0; ++i) {
-        if (found >> i & 1) clean(first + i * kStep, tile, v, tables, item_done);
+      for (int first = begin + thread; first < kRuns; first += kStep * kTogether) {
+        uint4 run[kTogether];
+#pragma unroll
+        for (int i = 0; i < kTogether; ++i) {
+          const int index = first + i * kStep;
+          run[i] = index < kRuns ? runs[column + index] : uint4{};
+        }
+        std::uint32_t found = 0;
+#pragma unroll
+        for (int i = 0; i < kTogether; ++i) found |= has_non_finite(run[i]) ? 1u << i : 0u;
+#pragma unroll 1
+        for (int i = 0; found >> i != 0; ++i) {
+          if (found >> i & 1) clean(column + first + i * kStep, tile, v, tables, item_done);
+        }
       }
     }
     ptx::fence_shared_to_async();
     __syncwarp();
+  }
+
+  /// The first key that a row of the item does not see.
+  static __device__ __forceinline__ int first_hidden(const MaskedTile& tile) {
+    return max(0, min(1 - tile.shift, tile.keys));
   }
 
  private:

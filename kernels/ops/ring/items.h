@@ -17,20 +17,19 @@ namespace mk::kernels::cuda {
 struct RingParts {
   int rows[2] = {};   ///< of each part; the second one follows the first in the tensors
   int tiles[2] = {};  ///< of queries
-  int ahead[2] = {};  ///< a row's place in the sequence, less its place in the tensors
 };
 
 /// **Items** of a rank: a tile of queries of one head of one batch.
 ///
-/// Keys come head by head. So the heads are taken in that order, `section` query heads at a time,
-/// and within a section, under a causal mask, the tiles with the most keys first.
+/// Keys come head by head. So the query heads are taken in that order, in sections, and within a
+/// section, under a causal mask, the tiles with the most keys first.
 class RingItems {
  public:
   struct Params {
     RingParts parts;
     int batch = 1;
-    int heads = 1;    ///< query heads
-    int section = 1;  ///< heads of all batches, one batch after the other, that are taken together
+    int heads = 1;  ///< query heads
+    HeadSections sections;
     int tile_rows = 128;
     bool longest_first = false;
   };
@@ -38,18 +37,14 @@ class RingItems {
   MK_HOST_DEVICE explicit RingItems(const Params& params) : params_(params) {}
   MK_HOST_DEVICE int count() const { return params_.batch * params_.heads * tiles(); }
   MK_HOST_DEVICE AttentionItem at(int number) const {
-    const int heads = params_.batch * params_.heads;
-    const int first_head = number / (params_.section * tiles()) * params_.section;
-    const int within = number - first_head * tiles();
-    const int left = heads - first_head;
-    const int section = left < params_.section ? left : params_.section;
+    const HeadSections::Place at = params_.sections.place_of(number, tiles());
     int head, tile;
     if (params_.longest_first) {
-      tile = tiles() - 1 - within / section;
-      head = first_head + within % section;
+      tile = tiles() - 1 - at.within / at.heads;
+      head = at.first + at.within % at.heads;
     } else {
-      head = first_head + within / tiles();
-      tile = within % tiles();
+      head = at.first + at.within / tiles();
+      tile = at.within % tiles();
     }
     const int part = tile < params_.parts.tiles[0] ? 0 : 1;
     const int part_row = part == 0 ? 0 : params_.parts.rows[0];
@@ -68,18 +63,18 @@ class RingItems {
   const Params& params_;
 };
 
-/// A part of a rank's rows, as keys.
+/// A rank's rows, as keys. Its parts lie one after the other, and what a tile of queries sees of
+/// them is their beginning: of another rank one part, both or none; of this one, whose parts are
+/// cut by the mask where the queries are, all up to a row's own.
 struct RingRun {
   std::uint32_t origin = 0;  ///< the rank
-  int first_row = 0;         ///< in the origin's tensors
-  int length = 0;
-  int position = 0;     ///< of its first row in the sequence
-  int origin_rows = 0;  ///< of the sequence, of that rank
-  int slot = -1;        ///< in bank 0; negative: this rank's own keys
-  int bank_slots = 0;   ///< from one bank's slot to the next one's
+  int visible[2] = {};       ///< rows that queries of each of this rank's parts see, at most
+  int origin_rows = 0;       ///< of the sequence, of that rank
+  int slot = -1;             ///< in bank 0; negative: this rank's own keys
+  int bank_slots = 0;        ///< from one bank's slot to the next one's
 };
 
-/// All runs of a launch, in the order in which every item meets them. First come this rank's own,
+/// All runs of a launch, in the order in which every item meets them. First comes this rank's own,
 /// then those of the node's others from the next one on. Then it goes node by node as they are to
 /// be expected.
 struct RingRuns {
@@ -107,18 +102,14 @@ class RingRanges {
     const int key_head = item.head / params_.heads_per_key_head;
     KeyRange range;
     range.source = number;
-    range.length = run.length;
-    if (params_.causal) {
-      const int part = item.first_row < params_.parts.rows[0] ? 0 : 1;
-      range.offset = params_.parts.ahead[part] - run.position;
-    }
+    range.length = run.visible[item.first_row < params_.parts.rows[0] ? 0 : 1];
     if (run.slot < 0) {
       range.batch = item.batch;
       range.head = key_head;
-      range.first_key = run.first_row;
+      if (params_.causal) range.offset = 0;
     } else {
       range.head = run.slot + bank * run.bank_slots;
-      range.first_key = 2 * pair(item) * run.origin_rows + run.first_row;
+      range.first_key = 2 * pair(item) * run.origin_rows;
     }
     return range;
   }
@@ -151,22 +142,23 @@ struct RingLaunchItems {
   RingItems::Params items;
   RingRanges::Params ranges;
 };
+///
+/// `section`: heads that are worked on at one time; `last`: items of the last section, at least.
 inline RingLaunchItems ring_items(const RingAttentionGeometry& plan, const World& world,
                                   const RingAttentionSchedule& schedule, int tile_queries,
-                                  int section) {
-  const auto halves = static_cast<int>(plan.parts_per_rank());
+                                  int section, int last) {
+  const std::uint32_t halves = plan.parts_per_rank();
   const auto as_int = [](std::uint32_t value) { return static_cast<int>(value); };
   RingParts parts;
-  for (int half = 0, row = 0; half < halves; ++half) {
-    const ShardRange part = schedule.part(world.rank(), static_cast<std::uint32_t>(half));
-    parts.rows[half] = as_int(part.count);
-    parts.tiles[half] = (as_int(part.count) + tile_queries - 1) / tile_queries;
-    parts.ahead[half] = as_int(part.first) - row;
-    row += as_int(part.count);
+  for (std::uint32_t half = 0; half < halves; ++half) {
+    parts.rows[half] = as_int(schedule.part(world.rank(), half).count);
+    parts.tiles[half] = (parts.rows[half] + tile_queries - 1) / tile_queries;
   }
+  const HeadSections sections = HeadSections::of(as_int(plan.batch * plan.query_heads), section,
+                                                 parts.tiles[0] + parts.tiles[1], last);
   RingLaunchItems made;
-  made.items = {parts,   as_int(plan.batch), as_int(plan.query_heads),
-                section, tile_queries,       plan.causal};
+  made.items = {parts,    as_int(plan.batch), as_int(plan.query_heads),
+                sections, tile_queries,       plan.causal};
   made.ranges.parts = parts;
   made.ranges.causal = plan.causal;
   made.ranges.key_heads = as_int(plan.key_heads);
@@ -175,21 +167,19 @@ inline RingLaunchItems ring_items(const RingAttentionGeometry& plan, const World
   for (std::uint32_t position = 0; position < world.size(); ++position) {
     const std::uint32_t origin = schedule.gather().origin_at(position);
     const std::uint32_t slot = schedule.gather().slot_index(0, origin);
-    for (int half = 0, row = 0; half < halves; ++half) {
-      const ShardRange part = schedule.part(origin, static_cast<std::uint32_t>(half));
-      RingRun& run = runs.runs[runs.count++];
-      run.origin = origin;
-      run.first_row = row;
-      run.length = as_int(part.count);
-      run.position = as_int(part.first);
-      run.origin_rows = as_int(schedule.rows(origin));
-      if (position != 0) {
-        run.slot = as_int(slot);
-        run.bank_slots =
-            plan.banks > 1 ? as_int(schedule.gather().slot_index(1, origin) - slot) : 0;
+    RingRun& run = runs.runs[runs.count++];
+    run.origin = origin;
+    run.origin_rows = as_int(schedule.rows(origin));
+    for (std::uint32_t own = 0; own < halves; ++own) {
+      for (std::uint32_t half = 0; half < halves; ++half) {
+        const ShardRange part = schedule.part(origin, half);
+        const bool before = part.first < schedule.part(world.rank(), own).first;
+        if (!plan.causal || position == 0 || before) run.visible[own] += as_int(part.count);
       }
-      row += as_int(part.count);
     }
+    if (position == 0) continue;
+    run.slot = as_int(slot);
+    run.bank_slots = plan.banks > 1 ? as_int(schedule.gather().slot_index(1, origin) - slot) : 0;
   }
   return made;
 }

@@ -47,6 +47,16 @@ class PackedParts {
   MK_HOST_DEVICE std::uint32_t rows(std::uint32_t rank) const {
     return part(rank, 0).count + (causal_ ? part(rank, 1).count : 0);
   }
+  /// Causal: of the rank's parts those that begin before `position`, the place of another rank's
+  /// row: they also end before it.
+  MK_HOST_DEVICE std::uint32_t rows_seen(std::uint32_t rank, std::uint32_t position) const {
+    std::uint32_t rows = 0;
+    for (std::uint32_t half = 0; half < 2; ++half) {
+      const ShardRange range = part(rank, half);
+      if (range.first < position) rows += range.count;
+    }
+    return rows;
+  }
   MK_HOST_DEVICE std::uint32_t tiles(std::uint32_t rank, std::uint32_t tile_rows) const {
     const std::uint32_t first = div_up(part(rank, 0).count, tile_rows);
     return causal_ ? first + div_up(part(rank, 1).count, tile_rows) : first;
@@ -89,19 +99,17 @@ class PackedItems {
     const PackedTotals* totals = nullptr;
     const PackedTile* tiles = nullptr;
     int heads = 1;    ///< query heads
-    int section = 1;  ///< heads that are taken together
+    int section = 1;  ///< heads that are taken together: their number of tiles is not known
   };
 
   MK_HOST_DEVICE explicit PackedItems(const Params& params) : params_(params) {}
   MK_HOST_DEVICE int count() const { return params_.heads * tiles(); }
   MK_HOST_DEVICE AttentionItem at(int number) const {
-    const int first_head = number / (params_.section * tiles()) * params_.section;
-    const int within = number - first_head * tiles();
-    const int left = params_.heads - first_head;
-    const int section = left < params_.section ? left : params_.section;
+    const HeadSections sections{params_.heads, params_.section, params_.heads / params_.section};
+    const HeadSections::Place at = sections.place_of(number, tiles());
     AttentionItem item;
-    item.place = within / section;
-    item.head = first_head + within % section;
+    item.place = at.within / at.heads;
+    item.head = at.first + at.within % at.heads;
     const PackedTile& tile = params_.tiles[item.place];
     item.first_row = tile.first_row;
     item.rows_end = tile.rows_end;
@@ -114,10 +122,9 @@ class PackedItems {
   const Params& params_;
 };
 
-/// A part of each sequence, of one rank, as keys.
+/// One rank's rows of each sequence, as keys (RingRun).
 struct PackedRun {
   std::uint32_t origin = 0;  ///< the rank
-  std::uint32_t half = 0;    ///< which of its parts
   int slot = -1;             ///< as RingRun's
   int bank_slots = 0;
 };
@@ -143,17 +150,21 @@ class PackedRanges {
     const PackedSequences& all = params_.sequences;
     const PackedTile& tile = params_.tiles[item.place];
     const PackedParts parts(all.rows[tile.sequence], params_.parts, params_.causal);
-    const ShardRange part = parts.part(run.origin, run.half);
-    std::uint32_t row = all.first_rows[run.origin * all.count + tile.sequence];
-    if (run.half != 0) row += parts.part(run.origin, 0).count;
+    const std::uint32_t row = all.first_rows[run.origin * all.count + tile.sequence];
+    const bool own = run.slot < 0;
     KeyRange range;
     range.source = number;
-    range.length = static_cast<int>(part.count);
-    if (params_.causal) range.offset = tile.ahead - static_cast<int>(part.first);
+    if (own || !params_.causal) {
+      range.length = static_cast<int>(parts.rows(run.origin));
+    } else {
+      const auto position = static_cast<std::uint32_t>(tile.first_row + tile.ahead);
+      range.length = static_cast<int>(parts.rows_seen(run.origin, position));
+    }
     const int key_head = item.head / params_.heads_per_key_head;
-    if (run.slot < 0) {
+    if (own) {
       range.head = key_head;
       range.first_key = static_cast<int>(row);
+      if (params_.causal) range.offset = -range.first_key;
     } else {
       range.head = run.slot + bank * run.bank_slots;
       range.first_key = 2 * key_head * rows_of(run) + static_cast<int>(row);
@@ -190,15 +201,12 @@ inline PackedRanges::Params packed_ranges(const RingAttentionGeometry& plan, con
   made.heads_per_key_head = static_cast<int>(plan.group());
   for (std::uint32_t position = 0; position < world.size(); ++position) {
     const std::uint32_t origin = gather.origin_at(position);
-    for (std::uint32_t half = 0; half < plan.parts_per_rank(); ++half) {
-      PackedRun& run = made.runs[made.count++];
-      run.origin = origin;
-      run.half = half;
-      if (position == 0) continue;
-      const std::uint32_t slot = gather.slot_index(0, origin);
-      run.slot = static_cast<int>(slot);
-      run.bank_slots = plan.banks > 1 ? static_cast<int>(gather.slot_index(1, origin) - slot) : 0;
-    }
+    PackedRun& run = made.runs[made.count++];
+    run.origin = origin;
+    if (position == 0) continue;
+    const std::uint32_t slot = gather.slot_index(0, origin);
+    run.slot = static_cast<int>(slot);
+    run.bank_slots = plan.banks > 1 ? static_cast<int>(gather.slot_index(1, origin) - slot) : 0;
   }
   return made;
 }

@@ -126,10 +126,9 @@ Status RingAttentionCuda::start(const RankContext& context, const CudaOptions& o
                 kOp);
   }
   constexpr std::uint32_t kRunsMax = cuda::RingRuns::kMax;
-  if (of.size() * plan_.parts_per_rank() > kRunsMax) {
-    return fail(ErrorCode::kUnsupported, "{}: {} ranks{} are more than the kernel takes ({})", kOp,
-                of.size(), plan_.causal ? " with two parts each" : "",
-                kRunsMax / plan_.parts_per_rank());
+  if (of.size() > kRunsMax) {
+    return fail(ErrorCode::kUnsupported, "{}: {} ranks are more than the kernel takes ({})", kOp,
+                of.size(), kRunsMax);
   }
   const std::uint64_t items = std::uint64_t{plan_.batch} * plan_.query_heads * tiles_max(plan_);
   if (items > kItemsMax) {
@@ -270,7 +269,7 @@ Result<std::uint32_t> RingAttentionCuda::rows_of_tensors(const RingAttentionTens
 
 void RingAttentionCuda::set_trace(bool on) {
   const cuda::OnDevice on_device(frame_.device());
-  trace_.set(on, blocks().compute, arguments_.watchers);
+  trace_.set(on, blocks().compute + arguments_.frame.comm_blocks, arguments_.watchers);
   arguments_.trace = trace_.buffer();
 }
 
@@ -338,8 +337,11 @@ Status RingAttentionCuda::set_window(const RingAttentionDeviceTensors& all, std:
                     told.sizes);
   const int section = choose_section(its, seq);
   if (plan_.sequences_max == 0) {
+    const std::uint32_t computing = blocks().compute + cuda::late_blocks(arguments_);
+    const int last =
+        plan_.causal ? cuda::HeadSections::kLastOfBlock * static_cast<int>(computing) : 0;
     arguments_.items =
-        cuda::ring_items(its, world(), schedule_of(seq), kernel_->tile_queries, section);
+        cuda::ring_items(its, world(), schedule_of(seq), kernel_->tile_queries, section, last);
     told.tiles = static_cast<std::uint32_t>(cuda::RingItems(arguments_.items.items).count());
     return {};
   }

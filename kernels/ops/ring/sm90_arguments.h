@@ -34,8 +34,8 @@ struct PackedRowMaps {
 };
 inline constexpr int kPackedBoxBytes = 16 * 1024;
 
-/// What blocks note of a launch that is traced. Block b, and behind the compute blocks watcher w,
-/// has `capacity` spans, and says at its end how many it would have noted.
+/// What blocks note of a launch that is traced. Block b, and behind all blocks watcher w, has
+/// `capacity` spans, and says at its end how many it would have noted.
 struct RingTraceBuffer {
   TraceSpan* spans = nullptr;  ///< null: it is not traced
   std::uint32_t* counts = nullptr;
@@ -64,6 +64,19 @@ struct RingAttentionArguments {
   RingAttentionLaunch launch;  ///< the kernel puts in the epoch
   FrameArguments frame;
 };
+
+/// Blocks outside the compute blocks that compute, too, when all that they share is shared: those
+/// behind the first `late_blocks_begin` of the grid. On one node only: over nodes the groups
+/// outside the compute blocks tell when a bank has been read, and end after those.
+MK_HOST_DEVICE constexpr std::uint32_t late_blocks_begin(const FrameArguments& frame,
+                                                         const RingAttentionLaunch& launch) {
+  return launch.context.world.nodes == 1 ? first_streaming_block(frame, launch.blocks)
+                                         : launch.blocks.compute + frame.comm_blocks;
+}
+inline std::uint32_t late_blocks(const RingAttentionArguments& arguments) {
+  return arguments.launch.blocks.compute + arguments.frame.comm_blocks -
+         late_blocks_begin(arguments.frame, arguments.launch);
+}
 
 /// One compiled kernel, seen from the host.
 struct RingAttentionKernel {

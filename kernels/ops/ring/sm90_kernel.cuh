@@ -69,7 +69,7 @@ struct RingAttentionOp {
     if (index < watchers) {
       return group.run(Role::kCollect, index, [&group, index](Block<Executor>& block) {
         block.executor.begin(group.params().shown, block.epoch, group.params().attention.gate.trace,
-                             group.launch.blocks.compute + index);
+                             gridDim.x + index);
         return ring_attention::watch(block);
       });
     }
@@ -137,6 +137,14 @@ __device__ __forceinline__ void run_ring_groups(const typename Op::Params& param
   run_groups<Blocks::kOthers>(params, groups, gate, epoch);
 }
 
+/// By all threads of a block that is to compute.
+template <class Op>
+__device__ __forceinline__ void prepare_tiles(const typename Op::Params& params,
+                                              RingAttentionShared<typename Op::Config>& shared) {
+  prepare_attention<typename Op::Config>(params.attention, shared.core);
+  if (threadIdx.x < RingRuns::kMax) shared.gate.seen[threadIdx.x] = 0;
+}
+
 template <class Op>
 __global__ void __launch_bounds__(Op::Config::kThreads, 1)
     ring_attention_kernel(const __grid_constant__ OperatorParams<Op> params) {
@@ -155,8 +163,7 @@ __global__ void __launch_bounds__(Op::Config::kThreads, 1)
   const std::uint32_t epoch = shm::load_relaxed(&state.epoch) + 1;
   const std::uint32_t compute = params.launch.blocks.compute;
   if (blockIdx.x < compute) {
-    prepare_attention<Config>(params.attention, shared.core);
-    if (threadIdx.x < RingRuns::kMax) shared.gate.seen[threadIdx.x] = 0;
+    prepare_tiles<Op>(params, shared);
   } else if (threadIdx.x < kGroupsThreads) {
     const std::uint32_t index = comm_index(params, threadIdx.x / kGroupThreads);
     if (index < params.launch.blocks.send)
@@ -180,21 +187,36 @@ __global__ void __launch_bounds__(Op::Config::kThreads, 1)
     return;
   }
   ptx::may_dawdle();
+  bool computes = true;
   if (blockIdx.x >= compute) {
     run_ring_groups<Op>(params, groups, shared.gate, epoch);
+    computes = blockIdx.x >= late_blocks_begin(params.frame, params.launch);
+    if (computes) {
+      // The groups' shared memory is the copy engine's now.
+      ptx::fence_shared_to_async();
+      prepare_tiles<Op>(params, shared);
+    }
+  }
+  // A vote again: else the products' loops would not have uniform registers.
+  if (!__any_sync(0xffffffffu, computes)) {
     if (threadIdx.x == 0) end_launch(params.launch, params.frame);
     return;
   }
-  if (threadIdx.x == 0) shared.gate.begin(params.launch, epoch);
+  // Anew: kept from the beginning it would be one register more.
+  if (threadIdx.x == 0) shared.gate.begin(params.launch, shm::load_relaxed(&state.epoch) + 1);
   __syncthreads();
   attention_core<Config>(params.attention, shared.core, static_cast<int>(blockIdx.x),
                          static_cast<int>(compute));
   __syncthreads();
   if (threadIdx.x == 0) {
-    tiles_done(state, shared.gate.epoch, shared.gate.totals);
     RingGate::end_trace(params.attention.gate.trace, shared.gate);
-    // The poller need not stay for this block.
-    if (params.frame.pollers != 0) ptx::add_release_gpu(&state.groups_done, kGroupsOfBlock);
+    if (blockIdx.x < compute) {
+      tiles_done(state, shared.gate.epoch, shared.gate.totals);
+      // The poller need not stay for this block.
+      if (params.frame.pollers != 0) ptx::add_release_gpu(&state.groups_done, kGroupsOfBlock);
+    } else {
+      account_for(state, shared.gate.epoch, Role::kCompute, shared.gate.totals);
+    }
     end_launch(params.launch, params.frame);
   }
 }
@@ -222,6 +244,7 @@ cudaError_t launch_ring_attention(const RingAttentionArguments& arguments, cudaS
   attention.q = arguments.q;
   attention.scale_log2 = arguments.scale_log2;
   attention.dealer.words = arguments.dealer_words;
+  attention.dealer.late = static_cast<int>(late_blocks(arguments));
   if constexpr (Op::kPacked) {
     PackedTableArguments make = arguments.packed.make;
     make.tile_rows = Config::kTileQueries;

@@ -9,12 +9,12 @@ constexpr std::uint32_t kSpansOfPlace = 4096;  ///< 16 MB in all
 
 }  // namespace
 
-void RingTrace::set(bool on, std::uint32_t compute_blocks, std::uint32_t watchers) {
+void RingTrace::set(bool on, std::uint32_t blocks, std::uint32_t watchers) {
   if (on == (buffer_.spans != nullptr)) return;
   cudaFree(buffer_.spans);
   cudaFree(buffer_.counts);
   buffer_ = {};
-  compute_blocks_ = compute_blocks;
+  blocks_ = blocks;
   watchers_ = watchers;
   if (!on) return;
   const std::size_t spans = std::size_t{places()} * kSpansOfPlace;
@@ -47,10 +47,10 @@ std::vector<TraceEvent> RingTrace::read() const {
     if (cudaMemcpy(spans.data(), from, spans.size() * sizeof spans[0], cudaMemcpyDeviceToHost) !=
         cudaSuccess)
       return {};
-    const bool computes = place < compute_blocks_;
+    const bool computes = place < blocks_;
     for (const TraceSpan& span : spans) {
-      events.push_back({computes ? Role::kCompute : Role::kCollect,
-                        computes ? place : place - compute_blocks_, span});
+      events.push_back(
+          {computes ? Role::kCompute : Role::kCollect, computes ? place : place - blocks_, span});
     }
   }
   return events;

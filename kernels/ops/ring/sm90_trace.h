@@ -22,7 +22,7 @@ class RingTrace {
 
   /// On: room for the spans of so many blocks and groups. Where there is no memory for that,
   /// launches stay untraced.
-  void set(bool on, std::uint32_t compute_blocks, std::uint32_t watchers);
+  void set(bool on, std::uint32_t blocks, std::uint32_t watchers);
   /// Before a launch, on its stream: nothing is noted yet.
   cudaError_t begin_launch(cudaStream_t stream) const;
   /// For the kernel.
@@ -31,10 +31,10 @@ class RingTrace {
   std::vector<TraceEvent> read() const;
 
  private:
-  std::uint32_t places() const { return compute_blocks_ + watchers_; }
+  std::uint32_t places() const { return blocks_ + watchers_; }
 
   RingTraceBuffer buffer_;
-  std::uint32_t compute_blocks_ = 0;
+  std::uint32_t blocks_ = 0;  ///< of the grid: all may compute
   std::uint32_t watchers_ = 0;
 };
 

@@ -22,7 +22,7 @@ TEST(AttentionItems, EveryTileOfEveryHeadOnce) {
             params.heads = heads;
             params.rows = rows;
             params.tiles = (rows + 127) / 128;
-            params.section = section;
+            params.sections = HeadSections::of(batch * heads, section, params.tiles, 3 * section);
             params.longest_first = longest_first;
             const DenseItems items(params);
             std::set<std::tuple<int, int, int>> seen;
@@ -51,12 +51,48 @@ TEST(AttentionItems, LongestFirstWithinASectionOfHeads) {
   params.heads = 6;
   params.rows = 1000;
   params.tiles = 8;
-  params.section = 4;
+  params.sections = HeadSections::of(12, 4, 8, 0);
   params.longest_first = true;
   const DenseItems items(params);
   for (int i = 1; i < items.count(); ++i) {
     if (i % (4 * 8) == 0) continue;
     EXPECT_LE(items.at(i).first_row, items.at(i - 1).first_row) << i;
+  }
+}
+
+TEST(HeadSections, AllButTheLastAreAlikeAndTheLastHasEnoughItems) {
+  for (int heads = 1; heads <= 12; ++heads) {
+    for (int each = 1; each <= 13; ++each) {
+      for (int tiles = 1; tiles <= 3; ++tiles) {
+        for (int last = 0; last <= 40; ++last) {
+          const HeadSections sections = HeadSections::of(heads, each, tiles, last);
+          int number = 0;
+          for (int first = 0; first < heads;) {
+            const HeadSections::Place place = sections.place_of(number, tiles);
+            ASSERT_EQ(place.first, first);
+            ASSERT_EQ(place.within, 0);
+            const bool is_last = first + place.heads == heads;
+            if (is_last) {
+              ASSERT_GE(place.heads * tiles, std::min(heads * tiles, std::max(last, each * tiles)));
+            } else {
+              ASSERT_EQ(place.heads, each);
+            }
+            // No more heads than it must have, beyond whole sections.
+            if (is_last && first > 0) {
+              ASSERT_LT(place.heads - each, std::max((last + tiles - 1) / tiles, each));
+            }
+            for (int i = 0; i < place.heads * tiles; ++i) {
+              const HeadSections::Place same = sections.place_of(number + i, tiles);
+              ASSERT_EQ(std::tie(same.first, same.heads), std::tie(place.first, place.heads));
+              ASSERT_EQ(same.within, i);
+            }
+            number += place.heads * tiles;
+            first += place.heads;
+          }
+          ASSERT_EQ(number, heads * tiles);
+        }
+      }
+    }
   }
 }
 

@@ -161,15 +161,16 @@ class RingItemsOnGpu {
     params_.heads = static_cast<int>(plan.query_heads);
     params_.tile_rows = tile_;
     params_.longest_first = plan.causal;
-    // Keys of all heads together are taken to fit in L2.
-    params_.section = plan.causal ? params_.batch * params_.heads : 1;
     for (std::uint32_t half = 0, row = 0; half < plan.parts_per_rank(); ++half) {
       const ShardRange part = schedule_.part(world.rank(), half);
       params_.parts.rows[half] = static_cast<int>(part.count);
       params_.parts.tiles[half] = (params_.parts.rows[half] + tile_ - 1) / tile_;
-      params_.parts.ahead[half] = static_cast<int>(part.first) - static_cast<int>(row);
+      ahead_[half] = static_cast<int>(part.first) - static_cast<int>(row);
       row += part.count;
     }
+    // Keys of all heads together are taken to fit in L2.
+    const int heads = params_.batch * params_.heads;
+    params_.sections = {heads, plan.causal ? heads : 1, plan.causal ? 0 : heads};
   }
 
   bool run(RingAttentionBlock<RingExecutor>& block) {
@@ -192,8 +193,7 @@ class RingItemsOnGpu {
         const ShardRange part = schedule_.part(origin, half);
         cuda::KeyRange range;
         range.length = static_cast<int>(part.count);
-        if (plan_.causal)
-          range.offset = params_.parts.ahead[first_part] - static_cast<int>(part.first);
+        if (plan_.causal) range.offset = ahead_[first_part] - static_cast<int>(part.first);
         const int tiles = cuda::span_of(item, tile_, range, keys_).tiles;
         for (int tile = 0; tile < tiles; ++tile) {
           const int begin = tile * keys_;
@@ -219,6 +219,7 @@ class RingItemsOnGpu {
   const int tile_;
   const int keys_;
   cuda::RingItems::Params params_;
+  int ahead_[2] = {};  ///< of each part: a row's place in the sequence, less its place on the rank
   int next_ = 0;
 };
 
