@@ -14,6 +14,7 @@
 #include <span>
 #include <string>
 #include <tuple>
+#include <type_traits>
 #include <vector>
 
 #include "client/tools/numeric/random_matrix.h"
@@ -106,7 +107,8 @@ class RowBits {
           const RowRange mine = AllGatherGemm::rows_of(size.rows, world(), rank);
           const auto a = bring(inputs(0, mine.count, mine.first));
           const auto c = poisoned<std::uint16_t>(size.rows * n);
-          const auto stats = op->launch(a.get(), b.get(), c.get(), size.rows);
+          const auto stats =
+              alone(session, [&] { return op->launch(a.get(), b.get(), c.get(), size.rows); });
           ASSERT_TRUE(stats) << stats.error().message;
           const Elements got = fetch<std::uint16_t>(c, size.rows * n);
           for (std::uint64_t i = 0; i < size.rows; ++i) same.take({i, 0, 0}, row_of(got, i, n));
@@ -144,7 +146,7 @@ class RowBits {
           given.c = c.get();
           if (finishes) given.bias = bias.get();
           given.m = size.rows;
-          const auto stats = op->launch(given);
+          const auto stats = alone(session, [&] { return op->launch(given); });
           ASSERT_TRUE(stats) << stats.error().message;
           const Elements got = fetch<std::uint16_t>(c, mine.count * n);
           for (std::uint64_t i = 0; i < mine.count; ++i)
@@ -177,7 +179,8 @@ class RowBits {
         const auto input = bring(drawn);
         const RowRange mine = ReduceScatter::rows_of(size.rows, world(), rank);
         const auto output = poisoned<std::uint16_t>(mine.count * n);
-        const auto stats = op->launch(input.get(), output.get(), size.rows);
+        const auto stats =
+            alone(session, [&] { return op->launch(input.get(), output.get(), size.rows); });
         ASSERT_TRUE(stats) << stats.error().message;
         const Elements got = fetch<std::uint16_t>(output, mine.count * n);
         for (std::uint64_t i = 0; i < mine.count; ++i)
@@ -232,10 +235,11 @@ class RowBits {
         const std::uint64_t room = world() * size.rows_max * kTopK;
         const auto y = poisoned<std::uint16_t>(room * kInner);
         const auto* const ids_there = static_cast<const std::int32_t*>(ids.get());
-        const auto dispatched =
-            dispatch->launch({tokens.get(), ids_there, static_cast<const float*>(weights.get()),
-                              size.rows, up.get()},
-                             {y.get(), room});
+        const auto dispatched = alone(session, [&] {
+          return dispatch->launch({tokens.get(), ids_there,
+                                   static_cast<const float*>(weights.get()), size.rows, up.get()},
+                                  {y.get(), room});
+        });
         ASSERT_TRUE(dispatched) << dispatched.error().message;
         std::vector<std::uint32_t> offsets(count + std::size_t{1});
         memory.copy(offsets.data(), dispatch->expert_offsets().data(), offsets.size() * 4);
@@ -245,10 +249,11 @@ class RowBits {
         for (std::size_t i = 0; i < whose.size(); ++i)
           products.take({whose[i].rank, whose[i].token, whose[i].slot}, row_of(product, i, kInner));
         const auto out = poisoned<std::uint16_t>(size.rows * n);
-        const auto combined =
-            combine->launch({y.get(), dispatch->rows(), dispatch->expert_offsets(), down.get(),
-                             ids_there, size.rows},
-                            out.get());
+        const auto combined = alone(session, [&] {
+          return combine->launch({y.get(), dispatch->rows(), dispatch->expert_offsets(), down.get(),
+                                  ids_there, size.rows},
+                                 out.get());
+        });
         ASSERT_TRUE(combined) << combined.error().message;
         const Elements sum = fetch<std::uint16_t>(out, size.rows * n);
         for (std::uint64_t i = 0; i < size.rows; ++i) sums.take({rank, i, 0}, row_of(sum, i, n));
@@ -377,6 +382,16 @@ class RowBits {
     return tuning;
   }
 
+  /// What `launch()` answers, while no rank takes or frees memory: where ranks share a GPU, that
+  /// would wait for the others' kernels, which wait for this rank.
+  template <class Launch>
+  static std::invoke_result_t<Launch> alone(Session& session, Launch&& launch) {
+    EXPECT_TRUE(session.barrier());
+    auto launched = launch();
+    EXPECT_TRUE(session.barrier());
+    return launched;
+  }
+
   /// `body(session, rank)` for each rank.
   template <class Body>
   void for_sessions(Body&& body) const {
@@ -448,7 +463,7 @@ class RowBits {
     RingAttention::Output output;
     output.out = out.get();
     output.lse = static_cast<float*>(lse.get());
-    const auto stats = op->launch(input, output, total);
+    const auto stats = alone(session, [&] { return op->launch(input, output, total); });
     ASSERT_TRUE(stats) << stats.error().message;
     const Elements o = fetch<std::uint16_t>(out, rows * heads * kDim);
     const auto l = fetch<float>(lse, rows * heads);

@@ -35,8 +35,8 @@ struct AttentionConfig {
   static constexpr int kOutputs = kHeadDim / 2;
   /// So many of the scores are weighed beside the product of the tile before. The others are
   /// when that is complete: while the exponentials of these are on their way, there is time to
-  /// round weights and to scale O.
-  static constexpr int kWeightsBeside = kScores * 60 / 100 / 4 * 4;
+  /// round weights and to scale O. With heads of 64 the product is shorter, and hides fewer.
+  static constexpr int kWeightsBeside = kScores * (kHeadDim == 64 ? 30 : 60) / 100 / 4 * 4;
 
   /// Registers per thread by role: together no more than the block is given at its start (3 x 168
   /// or 4 x 128).
