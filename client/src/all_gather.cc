@@ -18,12 +18,12 @@ struct AllGatherKind {
   }
   static constexpr auto make_cpu = &kernels::make_all_gather_cpu;
 };
-using Operator = CollectiveOperator<AllGatherKind>;
+using AllGatherOperator = CollectiveOperator<AllGatherKind>;
 
 }  // namespace
 
 Result<AllGather> AllGather::create(Session& session, const Shape& shape, const Tuning& tuning) {
-  MK_ASSIGN_OR_RETURN(auto made, Operator::create(session, shape, tuning));
+  MK_ASSIGN_OR_RETURN(auto made, AllGatherOperator::create(session, shape, tuning));
   return AllGather(std::move(made));
 }
 Result<AllGather> AllGather::create(Session& session, const Shape& shape) {
@@ -31,7 +31,7 @@ Result<AllGather> AllGather::create(Session& session, const Shape& shape) {
 }
 Result<std::uint64_t> AllGather::workspace_bytes(const Session& session, const Shape& shape,
                                                  const Tuning& tuning) {
-  return Operator::workspace_bytes(session, shape, tuning);
+  return AllGatherOperator::workspace_bytes(session, shape, tuning);
 }
 Result<std::uint64_t> AllGather::workspace_bytes(const Session& session, const Shape& shape) {
   return workspace_bytes(session, shape, {});

@@ -19,13 +19,13 @@ struct ReduceScatterKind {
   }
   static constexpr auto make_cpu = &kernels::make_reduce_scatter_cpu;
 };
-using Operator = CollectiveOperator<ReduceScatterKind>;
+using ReduceScatterOperator = CollectiveOperator<ReduceScatterKind>;
 
 }  // namespace
 
 Result<ReduceScatter> ReduceScatter::create(Session& session, const Shape& shape,
                                             const Tuning& tuning) {
-  MK_ASSIGN_OR_RETURN(auto made, Operator::create(session, shape, tuning));
+  MK_ASSIGN_OR_RETURN(auto made, ReduceScatterOperator::create(session, shape, tuning));
   return ReduceScatter(std::move(made));
 }
 Result<ReduceScatter> ReduceScatter::create(Session& session, const Shape& shape) {
@@ -33,7 +33,7 @@ Result<ReduceScatter> ReduceScatter::create(Session& session, const Shape& shape
 }
 Result<std::uint64_t> ReduceScatter::workspace_bytes(const Session& session, const Shape& shape,
                                                      const Tuning& tuning) {
-  return Operator::workspace_bytes(session, shape, tuning);
+  return ReduceScatterOperator::workspace_bytes(session, shape, tuning);
 }
 Result<std::uint64_t> ReduceScatter::workspace_bytes(const Session& session, const Shape& shape) {
   return workspace_bytes(session, shape, {});
