@@ -155,14 +155,18 @@ def test_ranks_do_not_write_within_each_others_lines(tmp_path):
     assert sorted(done.stderr.splitlines()) == sorted(f"line {i} of rank {rank}" for i in range(1, 200, 2) for rank in range(3))
 
 
-def test_a_rank_is_heard_while_it_runs(tmp_path):
-    (tmp_path / "wait.py").write_text("import time\nprint('here')\ntime.sleep(600)\n")
+@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_a_rank_is_heard_while_it_runs_and_ends_with_its_launcher(tmp_path, end):
+    (tmp_path / "wait.py").write_text("import os, time\nprint(os.getpid())\ntime.sleep(600)\n")
     command = [sys.executable, "-m", "mkernel", "--nodes", "1", "--local", "1", str(tmp_path / "wait.py")]
     environment = {**os.environ, "PYTHONPATH": str(PACKAGE)}
     environment.pop("PYTHONUNBUFFERED", None)
     with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment) as ranks:
-        assert ranks.stdout.readline() == b"here\n"
-        ranks.terminate()
+        rank = int(ranks.stdout.readline())
+        ranks.send_signal(end)
+        assert ranks.wait(PATIENCE_S) != 0
+    with pytest.raises(ProcessLookupError):
+        os.kill(rank, 0)
 
 
 def test_functions_do_not_write_within_each_others_lines(tmp_path):

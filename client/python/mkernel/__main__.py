@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 
 from .errors import Error, RankFailed
@@ -17,6 +18,9 @@ def main() -> int:
     arguments = parser.parse_args()
     if not arguments.script:
         parser.error("which script?")
+    # A launcher that is told to end ends its ranks and daemons on the way out.
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda seen, _frame: sys.exit(128 + seen))
     try:
         with local_cluster(arguments.nodes, arguments.local) as cluster:
             cluster.run_script(arguments.script)
