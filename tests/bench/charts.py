@@ -7,12 +7,12 @@ A chart has a bar for each workload: the time of its baseline divided by the tim
 JSON alone, so that a test compares it with the committed files.
 """
 import html
-import json
 import pathlib
 import sys
 
 import moe_figures
 import ring_figures
+from figures import load
 
 HERE = pathlib.Path(__file__).resolve().parent
 IMAGES = HERE.parent.parent / "deploy" / "docs" / "images"
@@ -22,7 +22,7 @@ WIDTH, HEIGHT, LEFT, TOP = 760, 330, 46, 34
 
 def layers(name, baseline):
     """Stacks of Llama's layers: (label, speed-up)."""
-    rows = json.loads((HERE / "results" / f"{name}.json").read_text(encoding="utf-8"))["rows"]
+    rows = load(name)["rows"]
     return [(row["shape"], row["ms"][baseline] / row["ms"]["mkernel"]) for row in rows]
 
 

@@ -5,17 +5,10 @@
 
 They depend on the JSON alone, so that a test compares them with what is committed.
 """
-import json
-import math
-import pathlib
+from figures import geometric_mean, load
 
-RESULTS = pathlib.Path(__file__).resolve().parent / "results"
 TABLES = ("moe_h200_1x2", "moe_h200_2x1")
 PARTS = ("dispatch", "combine", "layer")
-
-
-def load(name):
-    return json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
 
 
 def gain(case, part):
@@ -35,15 +28,10 @@ def table(name):
     return "\n".join(lines) + "\n"
 
 
-def mean(values):
-    """The geometric one."""
-    return math.exp(sum(map(math.log, values)) / len(values))
-
-
 def core_share(name):
     """The grouped product alone: the speed as a share of torch's, on average and the lowest."""
     shares = [case["us"][f"core{n}_torch"]["median"] / case["us"][f"core{n}_ours"]["median"] for case in load(name)["cases"] for n in (1, 2)]
-    return mean(shares), min(shares)
+    return geometric_mean(shares), min(shares)
 
 
 def main():

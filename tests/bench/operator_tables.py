@@ -10,8 +10,9 @@
                                                   unfused form of REAL
 """
 import json
-import math
 import sys
+
+from figures import geometric_mean
 
 NAMES = {"ag_gemm": "AllGather+GEMM", "gemm_rs": "GEMM+ReduceScatter", "gemm_ar": "GEMM+AllReduce"}
 
@@ -151,10 +152,6 @@ def print_mirrored(rows, real):
                           f"{median(there, 'fused_us'):.0f}", f"{unfused:.0f}", *(f"{unfused / t:.2f}" for t in times)])
         print(NAMES[op] + "\n")
         print_table(header, table)
-
-
-def geometric_mean(values):
-    return math.exp(sum(map(math.log, values)) / len(values))
 
 
 def goals(rows):

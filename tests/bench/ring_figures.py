@@ -7,20 +7,15 @@
 Both depend on the JSON alone, so that a test compares them with what is committed.
 """
 import html
-import json
 import pathlib
 import sys
 
-HERE = pathlib.Path(__file__).resolve().parent
-RESULTS = HERE / "results"
+from figures import RESULTS, load
+
 TABLES = ("ring_h200_1x2", "ring_h200_1x4", "ring_h200_2x1")
 TRACE, TRACE_PICTURE = "ring_trace_h200", "ring_trace.svg"
 LEFT, WIDTH, LANE, GAP, HEAD, PANEL_HEAD, ARRIVALS = 64, 780, 11, 2, 46, 38, 12
 ITEMS, WAIT, ARRIVAL = ("#3b6fb6", "#6a94cd"), "#d9534f", "#4a9d5b"
-
-
-def load(name):
-    return json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
 
 
 def baseline_us(us, prefix):

@@ -209,14 +209,26 @@ TEST(Collectives, OperatorsThatMultiplyRefuseF32) {
   EXPECT_NE(std::string::npos, op.error().message.find("bf16 or f16")) << op.error().message;
 }
 
+mk_collective_shape four_rows_of_eight(std::uint32_t dtype) {
+  auto shape = sized<mk_collective_shape>();
+  shape.m_max = 4;
+  shape.n = 8;
+  shape.dtype = dtype;
+  return shape;
+}
+void launch_four_rows(mk_op* op, const void* input, void* output) {
+  auto arguments = sized<mk_collective_arguments>();
+  arguments.input = input;
+  arguments.output = output;
+  arguments.m = 4;
+  EXPECT_EQ(0, mk_op_launch(op, &arguments, MK_AUTO, nullptr)) << mk_last_error();
+}
+
 TEST(CApiCollectives, AllGatherOfTwoRanks) {
   const auto cluster = cluster_of(2);
   for_ranks(2, [&](std::uint32_t rank) {
     mk_session* const session = attach(*cluster, 1, rank);
-    auto shape = sized<mk_collective_shape>();
-    shape.m_max = 4;
-    shape.n = 8;
-    shape.dtype = MK_F32;
+    auto shape = four_rows_of_eight(MK_F32);
     mk_op* const op = create(session, "all-gather", &shape);
     void* input = nullptr;
     std::uint64_t bytes = 0;
@@ -225,11 +237,7 @@ TEST(CApiCollectives, AllGatherOfTwoRanks) {
     const std::vector<float> rows(16, static_cast<float>(rank + 1));
     std::memcpy(input, rows.data(), bytes);
     std::vector<float> output(32, -1);
-    auto arguments = sized<mk_collective_arguments>();
-    arguments.input = input;
-    arguments.output = output.data();
-    arguments.m = 4;
-    EXPECT_EQ(0, mk_op_launch(op, &arguments, MK_AUTO, nullptr)) << mk_last_error();
+    launch_four_rows(op, input, output.data());
     for (std::size_t i = 0; i < output.size(); ++i) EXPECT_EQ(i < 16 ? 1.0F : 2.0F, output[i]);
     expect_refused(mk_op_query(op, MK_OUTPUT, nullptr, nullptr), ErrorCode::kUnsupported,
                    {"all-gather has no MK_OUTPUT"});
@@ -241,10 +249,7 @@ TEST(CApiCollectives, ReduceScatterOfTwoRanks) {
   const auto cluster = cluster_of(2);
   for_ranks(2, [&](std::uint32_t rank) {
     mk_session* const session = attach(*cluster, 1, rank);
-    auto shape = sized<mk_collective_shape>();
-    shape.m_max = 4;
-    shape.n = 8;
-    shape.dtype = MK_BF16;
+    auto shape = four_rows_of_eight(MK_BF16);
     shape.partials = 7;
     mk_op* refused = nullptr;
     expect_refused(mk_op_create(session, "reduce-scatter", &shape, &refused),
@@ -253,11 +258,7 @@ TEST(CApiCollectives, ReduceScatterOfTwoRanks) {
     mk_op* const op = create(session, "reduce-scatter", &shape);
     const Elements rows(32, rank == 0 ? 0x3f80 : 0x4000);  // 1 and 2
     Elements output(16, 0xffff);
-    auto arguments = sized<mk_collective_arguments>();
-    arguments.input = rows.data();
-    arguments.output = output.data();
-    arguments.m = 4;
-    EXPECT_EQ(0, mk_op_launch(op, &arguments, MK_AUTO, nullptr)) << mk_last_error();
+    launch_four_rows(op, rows.data(), output.data());
     EXPECT_EQ(Elements(16, 0x4040), output);
     expect_refused(mk_op_query(op, MK_INPUT, nullptr, nullptr), ErrorCode::kUnsupported,
                    {"reduce-scatter has no MK_INPUT"});

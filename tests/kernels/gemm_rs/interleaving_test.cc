@@ -1,23 +1,13 @@
 // The roles of GEMM+ReduceScatter as a discrete-event simulation (support/gemm_simulation.h).
-#include <optional>
-
-#include "kernels/ops/gemm_rs/roles.h"
-#include "kernels/ops/gemm_rs/spec.h"
 #include "tests/kernels/support/gemm_simulation.h"
+#include "tests/kernels/support/scattered_rows.h"
 
 namespace mk::kernels::testing {
 namespace {
 
-struct GemmRs {
-  using Plan = GemmRsPlan;
+struct GemmRs : ScatteredRows {
   using Launch = GemmRsLaunch;
-  using Schedule = GemmRsSchedule;
-  using Compute = GemmRsCompute;
-  template <class Executor>
-  using Block = GemmRsBlock<Executor>;
   static constexpr const char* kName = "gemm_rs";
-  static constexpr std::uint32_t kRowsMax = 40;  // shards of 0, 1 and several rows
-  static constexpr std::optional<Role> kThen = std::nullopt;
 
   class Executor : public GemmSimExecutor {
    public:
@@ -33,16 +23,12 @@ struct GemmRs {
     GemmSimRank<GemmRs>& rank_;
   };
 
-  static ShardRange rows(const Launch& launch) {
-    const World& world = launch.context.world;
-    return shard_of(launch.m, world.size(), world.rank());
-  }
   /// Who sums its own tiles as it computes them, and who its shard once: some ranks, in some
   /// launches.
   static void begin(Launch& launch) {
     const std::uint32_t rank = launch.context.world.rank();
     launch.accumulates_own = (launch.epoch * 7 + rank * 5 + launch.m) % 3 != 0;
-    launch.sums_once = (launch.epoch * 5 + rank * 11 + launch.m) % 3 != 0;
+    launch.sums_once = sums_once(launch);
   }
   static bool run_role(Executor& executor, const Launch& launch, Role role, std::uint32_t index,
                        BlockTotals& totals) {

@@ -1,23 +1,15 @@
 // ReduceScatter's roles as a discrete-event simulation (support/gemm_simulation.h).
-#include <optional>
-
 #include "kernels/ops/reduce_scatter/protocol.h"
 #include "kernels/ops/reduce_scatter/spec.h"
 #include "tests/kernels/support/gemm_simulation.h"
+#include "tests/kernels/support/scattered_rows.h"
 
 namespace mk::kernels::testing {
 namespace {
 
-struct ReduceScatter {
-  using Plan = GemmRsPlan;
+struct ReduceScatter : ScatteredRows {
   using Launch = ReduceScatterLaunch;
-  using Schedule = GemmRsSchedule;
-  using Compute = GemmRsCompute;
-  template <class Executor>
-  using Block = GemmRsBlock<Executor>;
   static constexpr const char* kName = "reduce_scatter";
-  static constexpr std::uint32_t kRowsMax = 40;  // shards of 0, 1 and several rows
-  static constexpr std::optional<Role> kThen = std::nullopt;
 
   /// The rank brings what GemmSimExecutor multiplies.
   class Executor : public GemmSimExecutor {
@@ -33,15 +25,7 @@ struct ReduceScatter {
     ReduceScatterLaunch launch_;
   };
 
-  static ShardRange rows(const Launch& launch) {
-    const World& world = launch.context.world;
-    return shard_of(launch.m, world.size(), world.rank());
-  }
-  /// Some ranks sum their shard once, in some launches.
-  static void begin(Launch& launch) {
-    const std::uint32_t rank = launch.context.world.rank();
-    launch.sums_once = (launch.epoch * 5 + rank * 11 + launch.m) % 3 != 0;
-  }
+  static void begin(Launch& launch) { launch.sums_once = sums_once(launch); }
   static bool run_role(Executor& executor, const Launch& launch, Role role, std::uint32_t index,
                        BlockTotals& totals) {
     GemmRsBlock block(executor, launch, role, index, totals);

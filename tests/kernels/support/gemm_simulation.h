@@ -26,6 +26,7 @@
 #include <vector>
 
 #include "kernels/comm/launch.h"
+#include "kernels/comm/plan_tools.h"
 #include "kernels/comm/shard.h"
 #include "kernels/comm/sum_job.h"
 #include "kernels/comm/tile_grid.h"
