@@ -11,8 +11,8 @@
 namespace mk {
 
 /// Every rank gets all ranks' rows. Input: this rank's, rows_of(m, world, rank) of n elements;
-/// output: all m, in rank order. Bytes are moved and not looked at: results are bitwise the same from
-/// run to run, whatever m is, so Tuning::batch_invariant changes nothing.
+/// output: all m, in rank order. Bytes are moved and not looked at: results are bitwise the same
+/// from run to run, whatever m is, so Tuning::batch_invariant changes nothing.
 class MK_EXPORT AllGather : public Collective {
  public:
   struct Shape {

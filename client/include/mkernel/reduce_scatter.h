@@ -12,9 +12,9 @@ namespace mk {
 
 /// The rows of all ranks are added up, and each rank gets a share of the sums. Input: m rows of n
 /// elements; output: the sums of rows rows_of(m, world, rank). Sums are fp32, in rank order within
-/// a node, and the own node's before the others': results are bitwise the same from run to run. With
-/// Tuning::batch_invariant the nodes' sums are added in node order. Then a row's bits do not depend
-/// on m, which says who owns the row.
+/// a node, and the own node's before the others': results are bitwise the same from run to run.
+/// With Tuning::batch_invariant the nodes' sums are added in node order. Then a row's bits do not
+/// depend on m, which says who owns the row.
 ///
 /// With Partials::kElement over several nodes of several ranks, each node's sum is rounded to the
 /// element type before the nodes' are added up. With f32 nothing is rounded but the fp32 sums.
