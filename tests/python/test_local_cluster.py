@@ -155,7 +155,7 @@ def test_ranks_do_not_write_within_each_others_lines(tmp_path):
     assert sorted(done.stderr.splitlines()) == sorted(f"line {i} of rank {rank}" for i in range(1, 200, 2) for rank in range(3))
 
 
-@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGKILL])
 def test_a_rank_is_heard_while_it_runs_and_ends_with_its_launcher(tmp_path, end):
     (tmp_path / "wait.py").write_text("import os, time\nprint(os.getpid())\ntime.sleep(600)\n")
     command = [sys.executable, "-m", "mkernel", "--nodes", "1", "--local", "1", str(tmp_path / "wait.py")]
@@ -165,8 +165,21 @@ def test_a_rank_is_heard_while_it_runs_and_ends_with_its_launcher(tmp_path, end)
         rank = int(ranks.stdout.readline())
         ranks.send_signal(end)
         assert ranks.wait(PATIENCE_S) != 0
-    with pytest.raises(ProcessLookupError):
-        os.kill(rank, 0)
+    await_end([rank])
+
+
+@pytest.mark.parametrize("way", ["run", "run_script"])
+def test_ranks_end_with_a_program_that_is_killed(tmp_path, way):
+    """No handler of the program's sees SIGKILL: the kernel ends the ranks."""
+    (tmp_path / "wait.py").write_text("import os, time\ndef wait():\n    print(os.getpid(), flush=True)\n    time.sleep(600)\nif __name__ == '__main__':\n    wait()\n")
+    call = {"run": "run(wait.wait)", "run_script": f"run_script([{str(tmp_path / 'wait.py')!r}])"}[way]
+    (tmp_path / "program.py").write_text(f"import mkernel, wait\nif __name__ == '__main__':\n    mkernel.local_cluster(1, 2).{call}\n")
+    environment = {**os.environ, "PYTHONPATH": str(PACKAGE)}
+    with subprocess.Popen([sys.executable, str(tmp_path / "program.py")], stdout=subprocess.PIPE, env=environment) as program:
+        ranks = [int(program.stdout.readline()) for _ in range(2)]
+        program.send_signal(signal.SIGKILL)
+        program.stdout.close()
+    await_end(ranks)
 
 
 def test_functions_do_not_write_within_each_others_lines(tmp_path):

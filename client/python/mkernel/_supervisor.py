@@ -7,7 +7,6 @@ itself is watched, too. When this supervisor is killed, the kernel kills the dae
 "failed" and the reason, as one line of JSON.
 """
 
-import ctypes
 import json
 import os
 import pathlib
@@ -18,9 +17,8 @@ import subprocess
 import sys
 import time
 
-
-PR_SET_PDEATHSIG = 1
-LIBC = ctypes.CDLL(None)
+sys.path.append(str(pathlib.Path(__file__).parent))  # -I leaves it out
+from _with_parent import command as with_parent
 
 
 def main(owner, folder, commands):
@@ -30,7 +28,7 @@ def main(owner, folder, commands):
     try:
         for node, command in enumerate(commands):
             with open(folder / f"{node}.log", "wb") as log:
-                daemons.append(subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, preexec_fn=end_with_parent))
+                daemons.append(subprocess.Popen(with_parent(*command), stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True))
         print(json.dumps(await_ready(folder, daemons)), flush=True)
         await_end(owner)
     except FileNotFoundError as error:
@@ -45,15 +43,6 @@ def main(owner, folder, commands):
                 daemon.kill()
                 daemon.wait()
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def end_with_parent():
-    """In a daemon's process, before it is a daemon."""
-    parent = os.getppid()
-    os.setsid()
-    LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it was killed before the line above
-        os._exit(1)
 
 
 def await_end(owner):

@@ -25,7 +25,7 @@ import time
 import traceback
 from typing import Any, Callable, Optional, Sequence
 
-from . import _c
+from . import _c, _with_parent
 from ._lines import LineForwarder
 from .errors import Error, ErrorCode, RankFailed, invalid
 from .group import Place, shutdown
@@ -171,7 +171,7 @@ class LocalCluster:
             for rank in range(self.world):
                 mine, theirs = context.Pipe(duplex=False)
                 process = context.Process(  # type: ignore[attr-defined]
-                    target=_rank_main, args=(theirs, self.environment(rank, job), function, arguments), name=f"rank {rank}", daemon=True
+                    target=_rank_main, args=(theirs, os.getpid(), self.environment(rank, job), function, arguments), name=f"rank {rank}", daemon=True
                 )
                 process.start()
                 theirs.close()
@@ -189,7 +189,7 @@ class LocalCluster:
     def run_script(self, arguments: Sequence[str], timeout: Optional[float] = None) -> None:
         """Runs ``python arguments...`` on every rank; the first that fails ends the others, and is a `RankFailed`.
 
-        Output of the ranks appears as whole lines, as soon as they are written.
+        Output of the ranks appears as whole lines, as soon as they are written. The ranks end with this process.
         """
         self._jobs += 1
         processes = []
@@ -201,7 +201,7 @@ class LocalCluster:
                 environment = {"PYTHONUNBUFFERED": "1", **os.environ, **self.environment(rank, f"local-{self._jobs}")}
                 out, err = lines.pipe(1), lines.pipe(2)
                 try:
-                    processes.append(subprocess.Popen([sys.executable, *arguments], env=environment, stdout=out, stderr=err))
+                    processes.append(subprocess.Popen(_with_parent.command(sys.executable, *arguments), env=environment, stdout=out, stderr=err))
                 finally:
                     os.close(out)
                     os.close(err)
@@ -253,7 +253,8 @@ def _importable(function: Any) -> bool:
     return True
 
 
-def _rank_main(pipe: Any, environment: dict[str, str], function: Callable[..., Any], arguments: tuple) -> None:
+def _rank_main(pipe: Any, parent: int, environment: dict[str, str], function: Callable[..., Any], arguments: tuple) -> None:
+    _with_parent.end_with(parent)
     os.environ.update(environment)
     for stream in (sys.stdout, sys.stderr):
         # Under PYTHONUNBUFFERED, pieces of a line would leave one by one, and other ranks write between them.
