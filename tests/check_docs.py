@@ -1,17 +1,19 @@
 #!/usr/bin/env python3
-"""check_docs.py [REPOSITORY]: the documents miss nothing that a user may look up, and name nothing that is not there.
+"""check_docs.py [--fix] [REPOSITORY]: the documents miss nothing that a user may look up, and name nothing that is not there.
 
 - deploy/docs/troubleshooting.md has a section for every error code, a row for every check of the doctor, and a row for every flag
   that a wait may name. deploy/docs/operations.md has a row for every alert, and the beginning of every metric's name.
 - deploy/docs/api/cpp.md has every public declaration of the headers, and every operator's class promises which bits are equal.
   deploy/docs/api/python.md has every public name of the Python packages.
 - A document, a program or the planner's tests use each file of tests/bench/results.
+- A link to a line, [`name`](file#L12), leads to a line that has the name. --fix sets the number right.
 - A decision record has at most 40 lines, README.md at most 150. A chart of one claim names the program that draws it.
 
 check_docs_test.py shows that each of these is found.
 """
 import ast
 import functools
+import os
 import pathlib
 import re
 import subprocess
@@ -31,7 +33,7 @@ def names_in(path):
 
 class Repository:
     def __init__(self, root):
-        self.root, self.breaches = root, []
+        self.root, self.breaches, self.moved = root, [], []
         listed = subprocess.run(["git", "ls-files", "--cached", "--others", "--exclude-standard"], cwd=root, capture_output=True, text=True)
         self.files = [name for name in listed.stdout.split("\n") if name and (root / name).exists()]
 
@@ -115,6 +117,25 @@ class Repository:
                 if sought not in said and not any(pattern.fullmatch(file.stem) for pattern in patterns):
                     self.breaches.append(f"{name}: no document and no program uses it: leave it out")
 
+    def lines(self):
+        """A symbol's definition comes before its uses, as a rule; where it moved, the line nearest to the old one is meant."""
+        links = 0
+        for name in [one for one in self.files if one.endswith(".md")]:
+            for symbol, target, line in re.findall(r"\[`(\w+)`\]\(([^)#]+)#L(\d+)\)", self.text(name)):
+                links += 1
+                file = os.path.normpath(os.path.join(os.path.dirname(name), target))
+                there = [number for number, text in enumerate(self.text(file).split("\n"), 1) if re.search(rf"\b{symbol}\b", text)]
+                if int(line) not in there:
+                    nearest = min(there, key=lambda number: abs(number - int(line)), default=None)
+                    self.moved.append((name, f"[`{symbol}`]({target}#L{{}})", line, nearest))
+                    self.breaches.append(f"{name}: `{symbol}` is not at line {line} of {file}" + (f", but at {nearest}: run check_docs.py --fix" if nearest else ""))
+        self.found("the links to lines", range(links), 20)
+
+    def fix_lines(self):
+        for name, link, line, nearest in self.moved:
+            if nearest:
+                (self.root / name).write_text(self.text(name).replace(link.format(line), link.format(nearest)), encoding="utf-8")
+
     def lengths(self):
         bounds = {name: RECORD_LINES for name in self.files if re.fullmatch(r"kernels/cuda/decisions/.*\.md", name)}
         self.found("the decision records", bounds, 15)
@@ -123,13 +144,18 @@ class Repository:
                 self.breaches.append(f"{name}: {lines} lines, at most {most}")
 
     def check(self):
-        for check in (self.troubleshooting, self.operations, self.headers, self.python, self.results, self.lengths):
+        for check in (self.troubleshooting, self.operations, self.headers, self.python, self.results, self.lines, self.lengths):
             check()
         return self.breaches
 
 
 if __name__ == "__main__":
-    root = pathlib.Path(sys.argv[1]) if len(sys.argv) > 1 else pathlib.Path(__file__).resolve().parents[1]
-    breaches = Repository(root).check()
+    given = [argument for argument in sys.argv[1:] if argument != "--fix"]
+    root = pathlib.Path(given[0]) if given else pathlib.Path(__file__).resolve().parents[1]
+    repository = Repository(root)
+    breaches = repository.check()
+    if "--fix" in sys.argv:
+        repository.fix_lines()
+        breaches = Repository(root).check()
     print("\n".join(breaches), end="\n" if breaches else "")
     sys.exit(1 if breaches else 0)

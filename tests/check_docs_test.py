@@ -71,6 +71,13 @@ class CheckDocs(unittest.TestCase):
         name = "tests/bench/results/" + "_".join(["a", "run", "of", "last", "year"]) + ".json"
         self.assertEqual(Changed(more=[name]).check(), [f"{name}: no document and no program uses it: leave it out"])
 
+    def test_a_line_that_has_moved(self):
+        file = "shm/ring.h"
+        text = (ROOT / file).read_text(encoding="utf-8")
+        breaches = Changed({file: "\n" + text}).check()
+        self.assertRegex("\n".join(breaches), r"^kernels/README.md: `commit` is not at line \d+ of shm/ring.h, but at \d+: run check_docs.py --fix$")
+        self.assertRegex("\n".join(Changed({file: text.replace("commit", "x")}).check()), r"^kernels/README.md: `commit` is not at line \d+ of shm/ring.h$")
+
     def test_a_decision_record_and_a_readme_that_are_too_long(self):
         record = "kernels/cuda/decisions/measuring.md"
         self.assertEqual(Changed({record: "x\n" * 41, "README.md": "x\n" * 151}).check(),
