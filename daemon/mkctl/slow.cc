@@ -14,9 +14,9 @@
 namespace mk::mkctl {
 namespace {
 
-constexpr std::array<std::string_view, 9> kKinds{"peer-down",    "link-down",  "link-stalled",
-                                                 "rank-stopped", "rank-holds", "rank-behind",
-                                                 "rank-missing", "ring-stuck", "launch-long"};
+constexpr std::array<std::string_view, 11> kKinds{
+    "peer-down",   "link-down",    "link-stalled", "rank-stopped", "link-slow",  "rank-holds",
+    "rank-behind", "rank-missing", "ring-stuck",   "launch-long",  "rank-slower"};
 
 // Of a rank's time between the looks: one that waits for more than the first is held up, one that
 // waits for less than the second holds others up if anybody does.
@@ -24,6 +24,12 @@ constexpr double kHeldUp = 0.6;
 constexpr double kHolds = 0.3;
 /// Times that a daemon has looked at a rank meanwhile, so that these say something.
 constexpr std::uint64_t kLooksMin = 3;
+/// A rank that waits for so much less of its time than any rank outside its group is slower than
+/// those. Ranks of one group differ by the second at most.
+constexpr double kSlowerBy = 0.1;
+constexpr double kAlike = 0.05;
+/// For that: the share of 100 looks has an error of 4 points.
+constexpr std::uint64_t kLooksOfShares = 80;
 
 std::size_t weight_of(const Finding& finding) {
   return static_cast<std::size_t>(std::find(kKinds.begin(), kKinds.end(), finding.kind) -
@@ -48,6 +54,8 @@ struct Rank {
   double in_launch() const {
     return part(after->progress().looks_in_launch() - before->progress().looks_in_launch());
   }
+  /// In a launch, for most of the time, and seldom waiting.
+  bool works() const { return looks() != 0 && in_launch() >= 0.5 && waited() <= kHolds; }
   /// At both looks, for the same rank.
   bool waits() const {
     return looks() != 0 && !after->progress().waits_for().empty() &&
@@ -89,9 +97,15 @@ class Search {
  private:
   void add(Finding finding) { found_.findings.push_back(std::move(finding)); }
 
+  static std::string link_name(const v1::Link& link, std::uint32_t from) {
+    return fmt::format("the link of rail {} from node {} to node {}", link.rail(), from,
+                       link.peer());
+  }
+
   /// Peers and links of one daemon, and ranks that have not come.
   void nodes(const Look& look) {
     const std::uint32_t node = look.after.node();
+    looks_[node] = &look;
     for (const v1::PeerStatus& peer : look.after.peers()) {
       if (peer.state() == v1::PeerStatus::STATE_UP) continue;
       add({"peer-down", "", fmt::format("the daemon of node {}", peer.node()),
@@ -100,8 +114,7 @@ class Search {
            -1, node, peer.state_for_ns()});
     }
     for (const v1::Link& link : look.after.links()) {
-      const std::string who = fmt::format("the link of rail {} from node {} to node {}",
-                                          link.rail(), node, link.peer());
+      const std::string who = link_name(link, node);
       if (link.state() == "error") {
         add({"link-down", "", who, "in error: " + link.reason(), -1, node, link.state_for_ns()});
       } else if (link.stalled_for_ns() >= look.after.elapsed_ns() && link.outstanding() > 0 &&
@@ -189,6 +202,7 @@ class Search {
            now.launches_for_ns()});
     }
     const bool held = holders(job, all);
+    if (!held && !stopped) slower(job, all);
     std::vector<std::uint32_t> standing;
     for (const auto& [number, rank] : all) {
       // One that still moves may be behind only because it was looked at earlier.
@@ -238,7 +252,9 @@ class Search {
         working.push_back(number);
       }
     }
-    if (waiting.empty() || working.empty()) return false;
+    if (waiting.empty()) return false;
+    if (slow_links(job, all, waiting)) return true;
+    if (working.empty()) return false;
     // Of several that work, those to which the waits lead just now, if they lead to any.
     std::vector<std::uint32_t> named;
     for (const auto& held : daemon::control::who_holds_up(doing)) {
@@ -255,6 +271,79 @@ class Search {
            longest_ns});
     }
     return true;
+  }
+
+  /// Names the ranks that wait clearly less than all others, where nobody waits for most of the
+  /// time: each launch lasts as long as theirs.
+  void slower(const std::string& job, const Ranks& all) {
+    double least = 1, others_least = 1;
+    for (const auto& [number, rank] : all) {
+      if (rank.looks() < kLooksOfShares || rank.in_launch() < 0.5) return;
+      least = std::min(least, rank.waited());
+    }
+    const auto is_slow = [&](const Rank& rank) { return rank.waited() <= least + kAlike; };
+    std::size_t others = 0;
+    for (const auto& [number, rank] : all) {
+      if (is_slow(rank)) continue;
+      others_least = std::min(others_least, rank.waited());
+      ++others;
+    }
+    if (others == 0 || others_least < least + kSlowerBy) return;
+    for (const auto& [number, rank] : all) {
+      if (!is_slow(rank)) continue;
+      add({"rank-slower", job, person(number, rank),
+           fmt::format("waits {:.0f}% of the time, the other {} at least {:.0f}%: slower by about "
+                       "{:.0f}%",
+                       100 * rank.waited(), others == 1 ? "rank" : "ranks", 100 * others_least,
+                       100 * ((1 - rank.waited()) / (1 - others_least) - 1)),
+           number, rank.node, static_cast<std::uint64_t>(1e9 * seconds_[job])});
+    }
+  }
+
+  /// Names links that still carry what ranks wait for, all the while; the sender has done its part.
+  bool slow_links(const std::string& job, const Ranks& all,
+                  const std::vector<std::uint32_t>& waiting) {
+    std::map<std::pair<std::uint32_t, const v1::Link*>, std::vector<std::uint32_t>> carried;
+    for (const std::uint32_t number : waiting) {
+      const Rank& rank = all.at(number);
+      if (!rank.waits() || rank.after->progress().waits_for_rank() < 0) continue;
+      const auto sender = all.find(rank.after->progress().waits_for_rank());
+      if (sender == all.end() || sender->second.node == rank.node || sender->second.works())
+        continue;
+      const v1::Link* link = busy_link(sender->second, rank.node);
+      if (link != nullptr) carried[{sender->second.node, link}].push_back(number);
+    }
+    for (const auto& [way, ranks] : carried) {
+      const auto& [node, link] = way;
+      const Look& look = *looks_.at(node);
+      const double moved = static_cast<double>(link->bytes() - before(look, *link)->bytes());
+      const double seconds = 1e-9 * static_cast<double>(look.after.elapsed_ns());
+      std::uint64_t longest_ns = 0;
+      for (const std::uint32_t number : ranks)
+        longest_ns = std::max(longest_ns, all.at(number).after->progress().phase_for_ns());
+      add({"link-slow", job, link_name(*link, node),
+           fmt::format("moves {}/s, {} writes outstanding; meanwhile {}",
+                       human_bytes(seconds > 0 ? moved / seconds : 0), link->outstanding(),
+                       waits_of(ranks, all)),
+           -1, node, longest_ns});
+    }
+    return !carried.empty();
+  }
+  static const v1::Link* before(const Look& look, const v1::Link& link) {
+    for (const v1::Link& old : look.before.links()) {
+      if (old.peer() == link.peer() && old.rail() == link.rail()) return &old;
+    }
+    return nullptr;
+  }
+  /// The sender's link to the node, where writes were under way at both looks.
+  const v1::Link* busy_link(const Rank& sender, std::uint32_t to) const {
+    const Look& look = *looks_.at(sender.node);
+    for (const v1::Link& link : look.after.links()) {
+      if (link.peer() != to || link.rail() != sender.after->rail()) continue;
+      const v1::Link* const old = before(look, link);
+      if (link.outstanding() > 0 && old != nullptr && old->outstanding() > 0) return &link;
+    }
+    return nullptr;
   }
 
   /// "ranks 0, 1 wait at least 97% of the time, rank 0 now: gemm_ar launch 3, reduce waits for a
@@ -321,56 +410,12 @@ class Search {
 
   std::map<std::string, Ranks> jobs_;
   std::map<std::string, double> seconds_;
+  std::map<std::uint32_t, const Look*> looks_;  ///< by node
   Slowness found_;
 };
 
 }  // namespace
 
 Slowness find_slow(const std::vector<Look>& looks) { return Search(looks).take(); }
-
-std::string render(const Slowness& slowness) {
-  std::string text;
-  if (slowness.findings.empty()) {
-    text = slowness.jobs.empty() ? "no job is up\n" : "no rank is behind\n";
-  } else {
-    Table table({"JOB", "WHO", "FOR", "WHY"});
-    for (const Finding& one : slowness.findings) {
-      table.add(
-          {one.job.empty() ? "(all)" : one.job, one.who, human_duration(one.for_ns), one.why});
-    }
-    text = table.text();
-  }
-  for (const Motion& job : slowness.jobs) {
-    text += fmt::format("{}: {:.1f} launches/s, {} commands/s", printable(job.job),
-                        job.launches_per_second, human_count(job.commands_per_second));
-    if (job.ranks_seen < job.world) {
-      text += fmt::format("; only {} of {} ranks were seen (--hosts asks more nodes)",
-                          job.ranks_seen, job.world);
-    }
-    text += "\n";
-  }
-  return text;
-}
-
-Json json_of(const Slowness& slowness) {
-  Json findings = Json::array(), jobs = Json::array();
-  for (const Finding& one : slowness.findings) {
-    findings.push_back({{"kind", one.kind},
-                        {"job", one.job},
-                        {"who", one.who},
-                        {"why", one.why},
-                        {"rank", one.rank},
-                        {"node", one.node},
-                        {"for_ns", one.for_ns}});
-  }
-  for (const Motion& job : slowness.jobs) {
-    jobs.push_back({{"job", job.job},
-                    {"world", job.world},
-                    {"ranks_seen", job.ranks_seen},
-                    {"launches_per_second", job.launches_per_second},
-                    {"commands_per_second", job.commands_per_second}});
-  }
-  return {{"findings", findings}, {"jobs", jobs}};
-}
 
 }  // namespace mk::mkctl

@@ -26,8 +26,9 @@ struct Look {
 };
 
 struct Finding {
-  /// "peer-down", "link-down", "link-stalled", "rank-stopped", "rank-holds", "rank-behind",
-  /// "rank-missing", "ring-stuck", "launch-long"; in this order of weight.
+  /// "peer-down", "link-down", "link-stalled", "rank-stopped", "link-slow", "rank-holds",
+  /// "rank-behind", "rank-missing", "ring-stuck", "launch-long", "rank-slower"; in this order of
+  /// weight.
   std::string kind;
   std::string job;  ///< empty: all of the node
   std::string who;

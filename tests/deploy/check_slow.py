@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """check_slow.py <mkerneld> <mkctl> <gemm_all_reduce> <uneven_ranks>: `mkctl who-is-slow` on real processes. A rank that is stopped is
 named, by all nodes together and by its own daemon, and no other as stopped; when it goes on, nobody is. A rank that computes longer than the
-others inside each launch is named with operator and phase, and who waits for it is not blamed. A link on which nothing moves is named, and only
-in the direction that is slow."""
+others inside each launch is named with operator and phase, and who waits for it is not blamed. A link on which nothing moves is named, and one
+that moves too little, only in the direction that is slow, and not the rank that has sent."""
 import json
 import re
 import signal
@@ -109,3 +109,12 @@ with Cluster(mkerneld, more=lambda node: slow if node == 0 else "") as nodes:
     print(f"the slow link is named: {found[0]['who']}: {found[0]['why']}")
     assert {one["who"] for one in found} == {"the link of rail 0 from node 0 to node 1"}, found
     assert all(process.poll() is None for process in ranks)
+
+# 2 MB/s move, and ranks of node 1 wait for what rank 0 has sent long ago. Rank 0 is not to blame.
+slow = '[fabric.loopback]\nbandwidth = "2MB/s"\n'
+with Cluster(mkerneld, more=lambda node: slow if node == 0 else "") as nodes:
+    ranks = [nodes.rank([program, "512", "512", "32", "100000"], "train", rank, local=1) for rank in range(2)]
+    found = wait_for(lambda: findings(nodes, "link-slow", interval="1s"), "the link that moves too little is named")
+    print(f"the link that is slow is named: {found[0]['who']}: {found[0]['why']}")
+    assert {one["who"] for one in found} == {"the link of rail 0 from node 0 to node 1"}, found
+    wait_for(lambda: [one["kind"] for one in json.loads(who_is_slow(nodes, "--json", interval="1s"))["findings"]] == ["link-slow"], "and no rank")

@@ -169,6 +169,85 @@ TEST(WhoIsSlow, NobodyWhereAllWaitForEachOtherALittle) {
   EXPECT_TRUE(found.findings.empty());
 }
 
+/// A job of four ranks that wait so many percent of the time, over `looks` looks in launches.
+std::vector<Node> waiting(const std::vector<std::uint64_t>& percent, std::uint64_t looks) {
+  std::vector<Node> nodes{Node(0), Node(1)};
+  for (std::uint32_t rank = 0; rank < percent.size(); ++rank) {
+    Node& node = nodes[rank / 2];
+    node.rank(rank, 41, 61).says(percent[rank], 3);
+    v1::Session& after = *node.look_.after.mutable_ranks(node.look_.after.ranks_size() - 1);
+    after.mutable_progress()->set_looks(100 + looks);
+    after.mutable_progress()->set_looks_in_launch(100 + looks);
+    after.mutable_progress()->set_looks_waiting(50 + percent[rank] * looks / 100);
+  }
+  return nodes;
+}
+
+TEST(WhoIsSlow, TheRankThatIsAFifthSlower) {
+  const auto found = find(waiting({20, 17, 19, 2}, 100));
+  ASSERT_EQ(found.findings.size(), 1u);
+  EXPECT_EQ(found.findings[0].kind, "rank-slower");
+  EXPECT_EQ(found.findings[0].rank, 3);
+  EXPECT_EQ(found.findings[0].node, 1u);
+  EXPECT_EQ(found.findings[0].why,
+            "waits 2% of the time, the other ranks at least 17%: slower by about 18%");
+  EXPECT_EQ(found.findings[0].for_ns, kSecond);
+  const auto two = find(waiting({20, 3, 19, 2}, 100));
+  ASSERT_EQ(two.findings.size(), 2u);
+  EXPECT_EQ(two.findings[0].rank, 1);
+  EXPECT_EQ(two.findings[1].rank, 3);
+}
+
+TEST(WhoIsSlow, NobodyIsSlowerByChanceOrByHalfATruth) {
+  EXPECT_TRUE(find(waiting({20, 17, 19, 2}, 50)).findings.empty()) << "too few looks";
+  EXPECT_TRUE(find(waiting({20, 10, 19, 2}, 100)).findings.empty()) << "no clear gap";
+  EXPECT_TRUE(find(waiting({8, 9, 7, 8}, 100)).findings.empty()) << "all alike";
+  // One of them says nothing of itself.
+  auto nodes = waiting({20, 17, 19}, 100);
+  nodes[1].rank(3, 41, 61);
+  EXPECT_TRUE(find(nodes).findings.empty());
+}
+
+/// Two ranks of two nodes: 1 waits for what 0 has sent, which is on its way at both looks or not.
+std::vector<Node> sent(bool under_way, std::uint64_t sender_waiting, bool sender_in_launch) {
+  std::vector<Node> nodes{Node(0).rank(0, 41, 61).says(sender_waiting, 1),
+                          Node(1).rank(1, 41, 61).says(10, 0)};
+  if (!sender_in_launch)
+    nodes[0].look_.after.mutable_ranks(0)->mutable_progress()->set_looks_in_launch(101);
+  for (v1::StatsSample* sample : {&nodes[0].look_.before, &nodes[0].look_.after}) {
+    v1::Link& link = *sample->add_links();
+    const bool first = sample == &nodes[0].look_.before;
+    link.set_peer(1);
+    link.set_state("up");
+    link.set_outstanding(under_way || first ? 3 : 0);
+    link.set_bytes(first ? 1000000 : 6000000);
+  }
+  return nodes;
+}
+
+TEST(WhoIsSlow, TheLinkThatCarriesWhatIsAwaitedAndNotTheSender) {
+  for (const bool in_launch : {false, true}) {
+    const auto found = find(sent(true, in_launch ? 9 : 0, in_launch));
+    ASSERT_EQ(found.findings.size(), 1u);
+    const Finding& one = found.findings[0];
+    EXPECT_EQ(one.kind, "link-slow");
+    EXPECT_EQ(one.who, "the link of rail 0 from node 0 to node 1");
+    EXPECT_EQ(one.why,
+              "moves 5.00 MB/s, 3 writes outstanding; meanwhile rank 1 waits at least 100% of the "
+              "time, rank 1 in reduce of gemm_ar launch 21 for a tile of rank 0");
+    EXPECT_EQ(one.for_ns, 4 * kSecond);
+  }
+}
+
+TEST(WhoIsSlow, TheSenderWhereItsLinkIsFreeOrItStillWorks) {
+  for (const auto& nodes : {sent(false, 0, false), sent(true, 0, true)}) {
+    const auto found = find(nodes);
+    ASSERT_EQ(found.findings.size(), 1u);
+    EXPECT_EQ(found.findings[0].kind, "rank-holds");
+    EXPECT_EQ(found.findings[0].rank, 0);
+  }
+}
+
 TEST(WhoIsSlow, ARankThatWaitsIsNotBehind) {
   // Rank 1 is a launch behind rank 0, and waits there for rank 2, which has not come.
   const auto found = find({Node(0).rank(0, 43, 43).says(10, 1).rank(1, 41, 41).says(10, 2),
