@@ -7,6 +7,7 @@
   deploy/docs/api/python.md has every public name of the Python packages.
 - A document, a program or the planner's tests use each file of tests/bench/results.
 - A link to a line, [`name`](file#L12), leads to a line that has the name. --fix sets the number right.
+- What follows "From [`file`](path):" is in that file.
 - A decision record has at most 40 lines, README.md at most 150. A chart of one claim names the program that draws it.
 
 check_docs_test.py shows that each of these is found.
@@ -136,6 +137,15 @@ class Repository:
             if nearest:
                 (self.root / name).write_text(self.text(name).replace(link.format(line), link.format(nearest)), encoding="utf-8")
 
+    def excerpts(self):
+        excerpts = 0
+        for name in [one for one in self.files if one.startswith("deploy/docs/") and one.endswith(".md")]:
+            for target, block in re.findall(r"From \[`[\w.]+`\]\(([^)]+)\):\n\n```cpp\n(.*?)```", self.text(name), re.S):
+                excerpts += 1
+                if block not in self.text(os.path.normpath(os.path.join(os.path.dirname(name), target))):
+                    self.breaches.append(f"{name}: an excerpt is not in {target}: {block.splitlines()[0]}")
+        self.found("the excerpts", range(excerpts), 5)
+
     def lengths(self):
         bounds = {name: RECORD_LINES for name in self.files if re.fullmatch(r"kernels/cuda/decisions/.*\.md", name)}
         self.found("the decision records", bounds, 15)
@@ -144,7 +154,7 @@ class Repository:
                 self.breaches.append(f"{name}: {lines} lines, at most {most}")
 
     def check(self):
-        for check in (self.troubleshooting, self.operations, self.headers, self.python, self.results, self.lines, self.lengths):
+        for check in (self.troubleshooting, self.operations, self.headers, self.python, self.results, self.lines, self.excerpts, self.lengths):
             check()
         return self.breaches
 

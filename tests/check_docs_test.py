@@ -78,6 +78,12 @@ class CheckDocs(unittest.TestCase):
         self.assertRegex("\n".join(breaches), r"^kernels/README.md: `commit` is not at line \d+ of shm/ring.h, but at \d+: run check_docs.py --fix$")
         self.assertRegex("\n".join(Changed({file: text.replace("commit", "x")}).check()), r"^kernels/README.md: `commit` is not at line \d+ of shm/ring.h$")
 
+    def test_an_excerpt_of_another_version(self):
+        file = "tests/kernels/example/all_to_all.h"
+        text = (ROOT / file).read_text(encoding="utf-8")
+        self.assertEqual(Changed({file: text.replace("Another node first", "The next node first")}).check(),
+                         ["deploy/docs/operator.md: an excerpt is not in ../../tests/kernels/example/all_to_all.h: template <class Executor>"])
+
     def test_a_decision_record_and_a_readme_that_are_too_long(self):
         record = "kernels/cuda/decisions/measuring.md"
         self.assertEqual(Changed({record: "x\n" * 41, "README.md": "x\n" * 151}).check(),
