@@ -7,7 +7,7 @@
   deploy/docs/api/python.md has every public name of the Python packages.
 - A document, a program or the planner's tests use each file of tests/bench/results.
 - A link to a line, [`name`](file#L12), leads to a line that has the name. --fix sets the number right.
-- What follows "From [`file`](path):" is in that file.
+- A block after "From [`file`](path):" is in that file.
 - A decision record has at most 40 lines, README.md at most 150. A chart of one claim names the program that draws it.
 
 check_docs_test.py shows that each of these is found.

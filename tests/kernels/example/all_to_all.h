@@ -3,13 +3,12 @@
 /// deploy/docs/operator.md explains it. AllToAll: each rank brings a block of bytes for every
 /// rank, and gets every rank's block for it.
 ///
-///     role     does                                         waits for                 then shows
-///     share    blocks for this node -> their ranks' slots                             here[rank]
-///     send     blocks for another node -> staging -> its    staging of two launches arrival[node]
-///              receive bank at the rail peer                ago, read by the daemon
-///     receive  what came from a node -> the local ranks'    arrival[node]             here[source]
-///              slots
-///     collect  slots -> the caller's output                 here[source]
+///     role     does                                       waits for      then shows
+///     share    blocks for this node -> their slots                       here[rank]
+///     send     blocks for a node -> staging -> its rank   staging        arrival[node]
+///              of the same local rank
+///     receive  a node's blocks -> their slots here        arrival[node]  here[source]
+///     collect  slots -> the caller's output               here[source]
 ///
 /// Why nothing is overwritten too early: slots and receive banks are there twice, and launches take
 /// them in turn. In each launch a rank hears from every rank that it writes to. So a rank in launch
