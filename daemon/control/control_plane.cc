@@ -170,7 +170,8 @@ void ControlPlane::Impl::tell_network_rate(Session& session) {
 }
 
 void ControlPlane::Impl::watch_client(Session& session) {
-  const OperatorCounts counts = session.watch_client(now_());
+  const OperatorCounts counts =
+      session.watch_client(now_(), session.job->exchange.awaited_by(session.attach.rank));
   const RankProgress progress = session.progress.seen(now_());
   if (progress.op.empty() || (counts.launches == 0 && counts.launch_ns == 0)) return;
   operator_totals_.add({session.attach.job, std::to_string(session.credentials.uid), progress.op,

@@ -331,6 +331,8 @@ class ControlPlane::Impl {
 
   // inspect.cc
   SessionInfo info_of(const Session& session) const;
+  /// For users, when its process does not run; else empty.
+  std::string stopped_text(const Session& session) const;
   JobInfo info_of(const Job& job) const;
   std::uint64_t age_of(const Job& job) const;  ///< since its first rank attached here
 

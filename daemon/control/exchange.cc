@@ -138,6 +138,16 @@ std::optional<std::uint64_t> ExchangeTable::take_waiting(std::uint32_t rank) {
   return std::nullopt;
 }
 
+std::optional<ExchangeWait> ExchangeTable::awaited_by(std::uint32_t rank) const {
+  for (const Round& round : rounds_) {
+    if (std::ranges::find(round.waiters, rank, &Waiter::rank) == round.waiters.end()) continue;
+    const auto missing = std::find(round.blobs.begin(), round.blobs.end(), std::nullopt);
+    if (missing == round.blobs.end()) return std::nullopt;
+    return ExchangeWait{round.tag, static_cast<std::uint32_t>(missing - round.blobs.begin())};
+  }
+  return std::nullopt;
+}
+
 const std::string* ExchangeTable::round_without(std::uint32_t rank) const {
   const std::uint64_t index = next_[rank] - first_;
   return index < rounds_.size() ? &rounds_[index].tag : nullptr;

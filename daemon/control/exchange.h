@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "daemon/control/progress_watch.h"
 #include "shm/host/protocol.h"
 #include "shm/host/result.h"
 
@@ -55,6 +56,8 @@ class ExchangeTable {
   /// Takes the request of a rank that waits, if it does: its session has ended.
   std::optional<std::uint64_t> take_waiting(std::uint32_t rank);
 
+  /// What a local rank waits for now; nullopt: it does not wait.
+  std::optional<ExchangeWait> awaited_by(std::uint32_t rank) const;
   /// The tag of a round that others have begun and `rank` has not put a blob in; null: none.
   const std::string* round_without(std::uint32_t rank) const;
 

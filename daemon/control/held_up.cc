@@ -12,10 +12,14 @@ namespace {
 
 using ByRank = std::map<std::uint32_t, const RankDoing*>;
 
-/// Whom the rank waits for; nullopt: it works, is in no launch, or waits for bytes of its own.
+bool waits(const RankDoing& doing) {
+  return doing.stopped.empty() && !doing.progress.waits_for.empty();
+}
+
+/// Whom the rank waits for; nullopt: it works, is stopped, or waits for bytes of its own.
 std::optional<std::uint32_t> awaited_by(const RankDoing& doing) {
   const RankProgress& its = doing.progress;
-  if (!doing.in_launch || its.waits_for.empty() || its.waits_for_rank < 0) return std::nullopt;
+  if (!waits(doing) || its.waits_for_rank < 0) return std::nullopt;
   const auto whom = static_cast<std::uint32_t>(its.waits_for_rank);
   return whom == doing.rank ? std::nullopt : std::optional(whom);
 }
@@ -28,7 +32,7 @@ std::optional<std::uint32_t> end_of_waits(const RankDoing& doing, const ByRank& 
     const auto found = all.find(*at);
     if (found == all.end()) return at;
     const RankDoing& next = *found->second;
-    if (!next.in_launch || next.progress.waits_for.empty()) return at;
+    if (!waits(next)) return at;
     at = awaited_by(next);
   }
   return std::nullopt;
@@ -63,6 +67,10 @@ std::string list_of(const std::vector<std::uint32_t>& ranks) {
 }
 
 std::string describe(const RankProgress& progress) {
+  if (progress.phase == kExchangePhase) {
+    return fmt::format("in {}, which rank {} has not joined", progress.waits_for,
+                       progress.waits_for_rank);
+  }
   if (progress.op.empty()) return {};
   std::string text = fmt::format("{} launch {}", progress.op, progress.epoch);
   if (progress.tag != 0) text += fmt::format(" (tag {})", progress.tag);
@@ -83,18 +91,25 @@ std::string describe(const RankProgress& progress) {
 
 std::string held_up_text(const std::vector<RankDoing>& ranks) {
   std::string text;
+  bool elsewhere = false;
   for (const HeldUp& held : who_holds_up(ranks)) {
     const auto by = std::ranges::find(ranks, held.by, &RankDoing::rank);
-    std::string doing = "not of this node";
-    if (by != ranks.end()) {
-      doing = by->in_launch ? describe(by->progress) : "in no launch";
+    const bool several = held.ranks.size() != 1;
+    const std::string who = (several ? "ranks " : "rank ") + list_of(held.ranks);
+    text += text.empty() ? "" : "; ";
+    if (by == ranks.end()) {
+      elsewhere = true;
+      text += fmt::format("{} {} for rank {} of another node", who, several ? "wait" : "waits",
+                          held.by);
+    } else {
+      std::string doing = by->stopped;
+      if (doing.empty()) doing = by->in_launch ? describe(by->progress) : "in no launch";
       if (doing.empty()) doing = "in a launch";
+      text += fmt::format("rank {} ({}) holds up {}", held.by, doing, who);
     }
-    text += fmt::format("{}rank {} ({}) holds up {} {} for {:.1f} s", text.empty() ? "" : "; ",
-                        held.by, doing, held.ranks.size() == 1 ? "rank" : "ranks",
-                        list_of(held.ranks), 1e-9 * static_cast<double>(held.for_ns));
+    text += fmt::format(" for {:.1f} s", 1e-9 * static_cast<double>(held.for_ns));
   }
-  return text;
+  return elsewhere ? text + " (mkctl who-is-slow asks there)" : text;
 }
 
 }  // namespace mk::daemon::control

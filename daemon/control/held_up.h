@@ -14,6 +14,8 @@ struct RankDoing {
   std::uint32_t rank = 0;
   bool in_launch = false;
   RankProgress progress;
+  /// Why its process does not run, for users; empty: it runs. What it said last is old then.
+  std::string stopped{};
 };
 
 struct HeldUp {
@@ -26,14 +28,16 @@ struct HeldUp {
 /// nobody's: bytes are under way then.
 std::vector<HeldUp> who_holds_up(const std::vector<RankDoing>& ranks);
 
-/// "gemm_ar launch 12 (tag 7), compute, 3 of 128 tiles, 0 of 16 chunks"; empty: not told.
+/// "gemm_ar launch 12 (tag 7), compute, 3 of 128 tiles, 0 of 16 chunks", or "in exchange 'more',
+/// which rank 2 has not joined"; empty: not told.
 std::string describe(const RankProgress& progress);
 
 /// "0, 1, 5"; long ones are cut.
 std::string list_of(const std::vector<std::uint32_t>& ranks);
 
 /// For people, all that `who_holds_up` finds: "rank 3 (gemm_ar launch 12, compute, ...) holds up
-/// ranks 0, 1 for 4.1 s".
+/// ranks 0, 1 for 4.1 s". One that is not among `ranks` may wait itself, so it is not blamed:
+/// "rank 0 waits for rank 5 of another node for 4.1 s".
 std::string held_up_text(const std::vector<RankDoing>& ranks);
 
 }  // namespace mk::daemon::control

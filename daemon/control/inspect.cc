@@ -10,6 +10,13 @@
 
 namespace mk::daemon {
 
+std::string ControlPlane::Impl::stopped_text(const Session& session) const {
+  const std::uint64_t silent = session.silent_ns(now_());
+  if (!session.active() || silent == 0) return {};
+  return fmt::format("its process has not run for {:.1f} s: stopped, frozen or starved",
+                     1e-9 * static_cast<double>(silent));
+}
+
 SessionInfo ControlPlane::Impl::info_of(const Session& session) const {
   SessionInfo info;
   info.session_id = session.id;
@@ -38,10 +45,7 @@ SessionInfo ControlPlane::Impl::info_of(const Session& session) const {
       break;
   }
   info.reason = session.failure.message;
-  if (const std::uint64_t silent = session.silent_ns(now_()); session.active() && silent != 0) {
-    info.reason = fmt::format("its process has not run for {:.1f} s: stopped, frozen or starved",
-                              1e-9 * static_cast<double>(silent));
-  }
+  if (const std::string stopped = stopped_text(session); !stopped.empty()) info.reason = stopped;
   info.buffers = static_cast<std::uint32_t>(session.buffers.size());
   info.registered_bytes = session.registered_bytes;
   info.attached_for_ns = now_() - session.attached_ns;
@@ -75,8 +79,8 @@ JobInfo ControlPlane::Impl::info_of(const Job& job) const {
   std::vector<control::RankDoing> doing;
   for (const Session* session : job.sessions()) {
     if (session->state != SessionState::kUp) continue;
-    doing.push_back(
-        {session->attach.rank, session->launches_watched % 2 == 1, session->progress.seen(now_())});
+    doing.push_back({session->attach.rank, session->launches_watched % 2 == 1,
+                     session->progress.seen(now_()), stopped_text(*session)});
   }
   info.held_up = control::held_up_text(doing);
   if (job.ending || job.state == JobState::kUp) {

@@ -42,7 +42,8 @@ void ProgressWatch::find_phase(const shm::Progress& words, RankProgress& now) co
   now.waits_for_rank = static_cast<std::int32_t>(nearest->word.rank);
 }
 
-void ProgressWatch::look(const shm::Progress& words, bool in_launch, std::uint64_t now_ns) {
+void ProgressWatch::look(const shm::Progress& words, bool in_launch, std::uint64_t now_ns,
+                         const std::optional<ExchangeWait>& exchange) {
   RankProgress now;
   const std::uint32_t op = shm::load_relaxed(&words.op);
   if (op != 0) now.op = name_at(shm::kProgressOperators, op);
@@ -55,6 +56,11 @@ void ProgressWatch::look(const shm::Progress& words, bool in_launch, std::uint64
   now.tiles_done = shm::load_relaxed(&words.tiles_done);
   now.chunks_done = shm::load_relaxed(&words.chunks_done);
   if (in_launch && op != 0) find_phase(words, now);
+  if (!in_launch && exchange) {
+    now.phase = kExchangePhase;
+    now.waits_for = "exchange '" + exchange->tag + "'";
+    now.waits_for_rank = static_cast<std::int32_t>(exchange->rank);
+  }
   now.looks = last_.looks + 1;
   now.looks_in_launch = last_.looks_in_launch + (in_launch ? 1 : 0);
   now.looks_waiting = last_.looks_waiting + (now.waits_for.empty() ? 0 : 1);

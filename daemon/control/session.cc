@@ -40,7 +40,8 @@ std::uint64_t Session::launch_age(std::uint64_t now_ns) {
   return now_ns - launches_seen_ns;
 }
 
-OperatorCounts Session::watch_client(std::uint64_t now_ns) {
+OperatorCounts Session::watch_client(std::uint64_t now_ns,
+                                     const std::optional<ExchangeWait>& exchange) {
   const std::uint64_t launches_before = launches_watched;
   const auto watch = [now_ns](std::uint64_t* word, std::uint64_t& last, std::uint64_t& since_ns) {
     const std::uint64_t now = shm::load_relaxed(word);
@@ -51,7 +52,7 @@ OperatorCounts Session::watch_client(std::uint64_t now_ns) {
   watch(&segment.header().launches, launches_watched, launches_since_ns);
   watch(&segment.header().beats, beats_watched, beats_since_ns);
   const bool in_launch = launches_watched % 2 == 1;
-  progress.look(segment.header().progress, in_launch, now_ns);
+  progress.look(segment.header().progress, in_launch, now_ns, exchange);
   const std::uint64_t passed_ns = watched_ns != 0 ? now_ns - watched_ns : 0;
   watched_ns = now_ns;
   OperatorCounts counts;

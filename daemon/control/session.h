@@ -100,8 +100,8 @@ struct Session {
   /// It begins with the first call, so that a launch is not older than the question.
   std::uint64_t launch_age(std::uint64_t now_ns);
   /// Notes since when the client's counts have been what they are, for users. Answers what has
-  /// passed since the last look.
-  OperatorCounts watch_client(std::uint64_t now_ns);
+  /// passed since the last look. `exchange`: where it waits for other ranks.
+  OperatorCounts watch_client(std::uint64_t now_ns, const std::optional<ExchangeWait>& exchange);
   /// For how long the client's process has not run, as far as seen, when that is longer than a
   /// process that runs would stay silent; else 0.
   std::uint64_t silent_ns(std::uint64_t now_ns) const;

@@ -62,7 +62,10 @@ std::string doing(const v1::Session& rank) {
   const bool in_launch = rank.launches() % 2 == 1;
   if (rank.state() != "up" || !rank.has_progress()) return in_launch ? "in a launch" : "";
   const v1::Progress& its = rank.progress();
-  if (!in_launch) return fmt::format("in no launch since {} {}", its.op(), its.epoch());
+  if (!in_launch && its.waits_for().empty()) {
+    return its.op().empty() ? std::string("in no launch yet")
+                            : fmt::format("in no launch since {} {}", its.op(), its.epoch());
+  }
   return fmt::format("{}; for {}", daemon::control::describe(progress_of(its)),
                      human_duration(its.phase_for_ns()));
 }

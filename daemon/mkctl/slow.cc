@@ -201,7 +201,7 @@ class Search {
       add({"rank-stopped", job, person(number, rank), now.reason(), number, rank.node,
            now.launches_for_ns()});
     }
-    const bool held = holders(job, all);
+    const bool held = holders(motion, all);
     if (!held && !stopped) slower(job, all);
     std::vector<std::uint32_t> standing;
     for (const auto& [number, rank] : all) {
@@ -219,10 +219,9 @@ class Search {
     if (stopped || held || moved || most % 2 == 0 || ahead.size() != all.size()) return;
     // All are in one launch, and have been for as long as we looked.
     const auto [youngest, entered] = last_to_enter(all);
-    if (const std::uint32_t unseen = motion.world - motion.ranks_seen; unseen > 0) {
+    if (motion.ranks_seen < motion.world) {
       // Any of those may be the one, and all who are seen may wait for it.
-      add({"launch-long", job,
-           fmt::format("{} of {} ranks, which were not seen", unseen, motion.world),
+      add({"launch-long", job, unseen(motion),
            fmt::format(
                "all {} ranks seen are in launch {}, {} since last: ask the other nodes, too "
                "(--hosts)",
@@ -236,13 +235,15 @@ class Search {
          youngest, all.at(youngest).node, entered});
   }
 
-  /// Names ranks that work while others wait for most of the time; false: there are none.
-  bool holders(const std::string& job, const Ranks& all) {
+  /// Names ranks that work while others wait for most of the time, or says that the waits lead to
+  /// ranks that were not seen. False: nothing explains the waits.
+  bool holders(const Motion& motion, const Ranks& all) {
+    const std::string& job = motion.job;
     std::vector<std::uint32_t> waiting, working;
     std::vector<daemon::control::RankDoing> doing;
     std::uint64_t longest_ns = 0;
     for (const auto& [number, rank] : all) {
-      doing.push_back({number, rank.after->launches() % 2 == 1, {}});
+      doing.push_back({number, rank.after->launches() % 2 == 1, {}, rank.after->reason()});
       if (rank.after->has_progress()) doing.back().progress = progress_of(rank.after->progress());
       if (rank.looks() < kLooksMin || !rank.after->reason().empty()) continue;
       if (rank.waited() >= kHeldUp) {
@@ -254,18 +255,31 @@ class Search {
     }
     if (waiting.empty()) return false;
     if (slow_links(job, all, waiting)) return true;
-    if (working.empty()) return false;
     // Of several that work, those to which the waits lead just now, if they lead to any.
     std::vector<std::uint32_t> named;
+    bool to_stopped = false, to_unseen = false;
     for (const auto& held : daemon::control::who_holds_up(doing)) {
-      if (std::ranges::find(working, held.by) != working.end()) named.push_back(held.by);
+      const auto by = all.find(held.by);
+      if (by == all.end()) {
+        to_unseen = true;
+      } else if (!by->second.after->reason().empty()) {
+        to_stopped = true;
+      } else if (std::ranges::find(working, held.by) != working.end()) {
+        named.push_back(held.by);
+      }
     }
+    if (named.empty() && to_stopped) return true;  // it is named as such
+    if (named.empty() && to_unseen) {
+      add({"launch-long", job, unseen(motion),
+           waits_of(waiting, all) + "; ask the other nodes, too (--hosts)", -1,
+           all.at(waiting[0]).node, longest_ns});
+      return true;
+    }
+    if (working.empty()) return false;
     for (const std::uint32_t number : named.empty() ? working : named) {
       const Rank& rank = all.at(number);
       std::string does = "in no launch";
-      if (rank.in_launch() >= 0.5) {
-        does = "works: " + daemon::control::describe(progress_of(rank.after->progress()));
-      }
+      if (rank.in_launch() >= 0.5) does = "works: " + daemon::control::describe(work_of(rank));
       add({"rank-holds", job, person(number, rank),
            fmt::format("{}; meanwhile {}", does, waits_of(waiting, all)), number, rank.node,
            longest_ns});
@@ -306,8 +320,11 @@ class Search {
     std::map<std::pair<std::uint32_t, const v1::Link*>, std::vector<std::uint32_t>> carried;
     for (const std::uint32_t number : waiting) {
       const Rank& rank = all.at(number);
-      if (!rank.waits() || rank.after->progress().waits_for_rank() < 0) continue;
-      const auto sender = all.find(rank.after->progress().waits_for_rank());
+      const v1::Progress& its = rank.after->progress();
+      if (!rank.waits() || its.waits_for_rank() < 0 || its.phase() == daemon::kExchangePhase) {
+        continue;
+      }
+      const auto sender = all.find(its.waits_for_rank());
       if (sender == all.end() || sender->second.node == rank.node || sender->second.works())
         continue;
       const v1::Link* link = busy_link(sender->second, rank.node);
@@ -346,16 +363,39 @@ class Search {
     return nullptr;
   }
 
-  /// "ranks 0, 1 wait at least 97% of the time, rank 0 now: gemm_ar launch 3, reduce waits for a
-  /// tile of rank 3"
+  /// What a rank that works does: as at that look at which it did not wait for an instant.
+  static daemon::RankProgress work_of(const Rank& rank) {
+    for (const v1::Session* look : {rank.after, rank.before}) {
+      if (look->progress().waits_for().empty()) return progress_of(look->progress());
+    }
+    daemon::RankProgress its = progress_of(rank.after->progress());
+    its.phase.clear();
+    its.waits_for.clear();
+    its.waits_for_rank = -1;
+    return its;
+  }
+
+  static std::string unseen(const Motion& motion) {
+    return fmt::format("{} of {} ranks, which were not seen", motion.world - motion.ranks_seen,
+                       motion.world);
+  }
+
+  /// "ranks 0, 1 wait at least 97% of the time, rank 0 in reduce of gemm_ar launch 3 for a tile of
+  /// rank 3"
   static std::string waits_of(const std::vector<std::uint32_t>& waiting, const Ranks& all) {
     double least = 1;
     for (const std::uint32_t number : waiting) least = std::min(least, all.at(number).waited());
-    std::string text = fmt::format("{} {} at least {:.0f}% of the time", numbers(waiting),
-                                   waiting.size() == 1 ? "waits" : "wait", 100 * least);
+    constexpr double kAll = 0.995;
+    std::string text = fmt::format(
+        "{} {} {}", numbers(waiting), waiting.size() == 1 ? "waits" : "wait",
+        least < kAll ? fmt::format("at least {:.0f}% of the time", 100 * least) : "all the time");
     for (const std::uint32_t number : waiting) {
       const v1::Progress& its = all.at(number).after->progress();
       if (its.waits_for().empty()) continue;
+      if (its.phase() == daemon::kExchangePhase) {
+        text += fmt::format(", rank {} {}", number, daemon::control::describe(progress_of(its)));
+        break;
+      }
       text += fmt::format(", rank {} in {} of {} launch {} for {}", number, its.phase(), its.op(),
                           its.epoch(), its.waits_for());
       if (its.waits_for_rank() >= 0 && its.waits_for_rank() != static_cast<std::int32_t>(number))

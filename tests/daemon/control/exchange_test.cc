@@ -67,6 +67,22 @@ TEST(ExchangeTable, ATagThatDiffersFailsEveryRankOfTheRound) {
   EXPECT_TRUE(answers[0].outcome);
 }
 
+TEST(ExchangeTable, SaysWhomARankWaitsFor) {
+  ExchangeTable table(4, 2);
+  EXPECT_FALSE(table.awaited_by(1));
+  ASSERT_TRUE(table.put_local(1, "t", {}, 1, kFar, 1));
+  ASSERT_TRUE(table.awaited_by(1));
+  EXPECT_EQ(table.awaited_by(1)->tag, "t");
+  EXPECT_EQ(table.awaited_by(1)->rank, 0u);
+  EXPECT_FALSE(table.awaited_by(0));
+  ASSERT_TRUE(table.put_local(0, "t", {}, 2, kFar, 1));
+  ASSERT_TRUE(table.put_remote(3, 0, "t", {}));
+  EXPECT_EQ(table.awaited_by(1)->rank, 2u);
+  ASSERT_TRUE(table.put_remote(2, 0, "t", {}));
+  ASSERT_EQ(table.take_due(0).size(), 2u);
+  EXPECT_FALSE(table.awaited_by(1));
+}
+
 TEST(ExchangeTable, ATimeoutListsWhoIsMissing) {
   ExchangeTable table(4, 2);
   ASSERT_TRUE(table.put_local(0, "t", {}, 1, 100, 33));

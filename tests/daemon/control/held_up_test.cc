@@ -53,6 +53,22 @@ TEST(ProgressWatch, OfWaitsTheOneNearestToItsCause) {
   EXPECT_EQ(seen.looks_waiting, 1u);
 }
 
+TEST(ProgressWatch, ARankInAnExchangeWaits) {
+  ProgressWatch watch(0);
+  watch.look(launch(12), false, kSecond, ExchangeWait{"more", 2});
+  watch.look(launch(12), false, 2 * kSecond, ExchangeWait{"more", 2});
+  const RankProgress seen = watch.seen(6 * kSecond);
+  EXPECT_EQ(seen.phase, kExchangePhase);
+  EXPECT_EQ(seen.waits_for_rank, 2);
+  EXPECT_EQ(seen.phase_for_ns, 5 * kSecond);
+  EXPECT_EQ(seen.looks_waiting, 2u);
+  EXPECT_EQ(seen.looks_in_launch, 0u);
+  EXPECT_EQ(describe(seen), "in exchange 'more', which rank 2 has not joined");
+  // In a launch the words count.
+  watch.look(launch(13), true, 7 * kSecond, ExchangeWait{"more", 2});
+  EXPECT_EQ(watch.seen(7 * kSecond).waits_for, "");
+}
+
 TEST(ProgressWatch, AnyBytesAtAllAreOnlyWords) {
   shm::Progress words{};
   std::fill_n(reinterpret_cast<unsigned char*>(&words), sizeof words, 0xff);
@@ -95,7 +111,26 @@ TEST(HeldUp, WaitsLeadToTheRankThatWorks) {
 TEST(HeldUp, OrToOneInNoLaunchOrOfAnotherNode) {
   EXPECT_EQ(held_up_text({doing(0, 3), doing(3, -1, false)}),
             "rank 3 (in no launch) holds up rank 0 for 1.0 s");
-  EXPECT_EQ(held_up_text({doing(0, 9)}), "rank 9 (not of this node) holds up rank 0 for 1.0 s");
+  // Rank 9 may wait as well.
+  EXPECT_EQ(held_up_text({doing(0, 9)}),
+            "rank 0 waits for rank 9 of another node for 1.0 s (mkctl who-is-slow asks there)");
+  EXPECT_EQ(held_up_text({doing(0, 9), doing(1, 9)}),
+            "ranks 0, 1 wait for rank 9 of another node for 2.0 s (mkctl who-is-slow asks there)");
+}
+
+TEST(HeldUp, OrThroughAnExchange) {
+  RankDoing outside = doing(0, 1, false);
+  outside.progress.phase = kExchangePhase;
+  outside.progress.waits_for = "exchange 'more'";
+  EXPECT_EQ(held_up_text({outside, doing(1, 3), doing(3, -1)}),
+            "rank 3 (gemm_ar launch 3, compute) holds up ranks 0, 1 for 2.0 s");
+}
+
+TEST(HeldUp, WhatAStoppedRankSaidLastIsOld) {
+  RankDoing stopped = doing(1, 0);
+  stopped.stopped = "its process has not run for 5.2 s";
+  EXPECT_EQ(held_up_text({doing(0, 1), stopped}),
+            "rank 1 (its process has not run for 5.2 s) holds up rank 0 for 1.0 s");
 }
 
 TEST(HeldUp, ACircleAndOwnCommandsAreNobodys) {

@@ -54,6 +54,20 @@ class Node {
     }
     return *this;
   }
+  /// The rank that was added last is in an exchange that `whom` has not joined, all the while.
+  Node& exchanges(std::int32_t whom) {
+    for (v1::StatsSample* sample : {&look_.before, &look_.after}) {
+      v1::Session& session = *sample->mutable_ranks(sample->ranks_size() - 1);
+      v1::Progress& progress = *session.mutable_progress();
+      progress.set_phase("exchange");
+      progress.set_waits_for("exchange 'more'");
+      progress.set_waits_for_rank(whom);
+      progress.set_phase_for_ns(4 * kSecond);
+      progress.set_looks(sample == &look_.before ? 100 : 110);
+      progress.set_looks_waiting(sample == &look_.before ? 50 : 60);
+    }
+    return *this;
+  }
   v1::Link& link(std::uint64_t outstanding, std::uint64_t stalled_ns) {
     v1::Link& link = *look_.after.add_links();
     link.set_peer(9);
@@ -156,11 +170,61 @@ TEST(WhoIsSlow, TheRankThatComputesWhileOthersWait) {
   }
 }
 
+TEST(WhoIsSlow, WhatARankDoesIsNotTheInstantInWhichItWaits) {
+  Node node(1);
+  node.rank(3, 41, 61).says(0);
+  v1::Progress& now = *node.look_.after.mutable_ranks(0)->mutable_progress();
+  now.set_phase("collect");
+  now.set_waits_for("a result");
+  now.set_waits_for_rank(2);
+  const auto found = find({Node(0).rank(0, 41, 61).says(10, 3).rank(2, 41, 61).says(10, 3), node});
+  ASSERT_EQ(found.findings.size(), 1u);
+  EXPECT_THAT(found.findings[0].why,
+              testing::StartsWith("works: gemm_ar launch 21, compute, 3 of 128 tiles; "));
+}
+
 TEST(WhoIsSlow, OfSeveralThatWorkTheOneThatTheWaitsLeadTo) {
   const auto found = find({Node(0).rank(0, 41, 61).says(10, 1).rank(1, 41, 61).says(0),
                            Node(1).rank(2, 41, 61).says(0).rank(3, 41, 61).says(9, 0)});
   ASSERT_EQ(found.findings.size(), 1u);
   EXPECT_EQ(found.findings[0].rank, 1);
+}
+
+TEST(WhoIsSlow, NotTheRanksThatWaitInAnExchangeForTheOneThatIsStopped) {
+  // Ranks 0 and 1 are through with the launch in which rank 3 waits for rank 2.
+  Node other(1);
+  other.rank(2, 41, 41).says(0).rank(3, 41, 41).says(10, 2);
+  other.look_.after.mutable_ranks(0)->set_reason("its process has not run for 8.7 s");
+  const auto found =
+      find({Node(0).rank(0, 42, 42).exchanges(2).rank(1, 42, 42).exchanges(2), other});
+  ASSERT_EQ(found.findings.size(), 1u);
+  EXPECT_EQ(found.findings[0].kind, "rank-stopped");
+  EXPECT_EQ(found.findings[0].rank, 2);
+  // They may do anything else out of sight of the daemon, too: nobody's waits lead to them.
+  const auto hidden = find({Node(0).rank(0, 42, 42).says(0).rank(1, 42, 42).says(0), other});
+  ASSERT_EQ(hidden.findings.size(), 1u);
+  EXPECT_EQ(hidden.findings[0].rank, 2);
+}
+
+TEST(WhoIsSlow, TheRankThatComputesWhileOthersWaitInAnExchange) {
+  const auto found = find({Node(0).rank(0, 42, 42).exchanges(2).rank(1, 42, 42).exchanges(2),
+                           Node(1).rank(2, 41, 41).says(0).rank(3, 42, 42).exchanges(2)});
+  ASSERT_EQ(found.findings.size(), 1u);
+  EXPECT_EQ(found.findings[0].kind, "rank-holds");
+  EXPECT_EQ(found.findings[0].rank, 2);
+  EXPECT_EQ(found.findings[0].why,
+            "works: gemm_ar launch 21, compute, 3 of 128 tiles; meanwhile ranks 0, 1, 3 wait all "
+            "the time, rank 0 in exchange 'more', which rank 2 has not joined");
+}
+
+TEST(WhoIsSlow, NobodyWhoIsSeenWhereTheWaitsLeadElsewhere) {
+  const auto found = find({Node(0).rank(0, 42, 42).exchanges(2).rank(1, 41, 41).says(0)});
+  ASSERT_EQ(found.findings.size(), 1u);
+  EXPECT_EQ(found.findings[0].rank, -1);
+  EXPECT_EQ(found.findings[0].who, "2 of 4 ranks, which were not seen");
+  EXPECT_EQ(found.findings[0].why,
+            "rank 0 waits all the time, rank 0 in exchange 'more', which rank 2 has not joined; "
+            "ask the other nodes, too (--hosts)");
 }
 
 TEST(WhoIsSlow, NobodyWhereAllWaitForEachOtherALittle) {
@@ -232,9 +296,10 @@ TEST(WhoIsSlow, TheLinkThatCarriesWhatIsAwaitedAndNotTheSender) {
     const Finding& one = found.findings[0];
     EXPECT_EQ(one.kind, "link-slow");
     EXPECT_EQ(one.who, "the link of rail 0 from node 0 to node 1");
-    EXPECT_EQ(one.why,
-              "moves 5.00 MB/s, 3 writes outstanding; meanwhile rank 1 waits at least 100% of the "
-              "time, rank 1 in reduce of gemm_ar launch 21 for a tile of rank 0");
+    EXPECT_EQ(
+        one.why,
+        "moves 5.00 MB/s, 3 writes outstanding; meanwhile rank 1 waits all the time, rank 1 in "
+        "reduce of gemm_ar launch 21 for a tile of rank 0");
     EXPECT_EQ(one.for_ns, 4 * kSecond);
   }
 }
