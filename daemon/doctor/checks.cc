@@ -416,8 +416,14 @@ Finding tls_files(const Facts& facts) {
   }
   finding.evidence =
       fmt::format("the certificate is made out to '{}'", fmt::join(facts.tls.names, "', '"));
+  if (!facts.tls.name_doubt.empty()) {
+    finding.outcome = Outcome::kWarn;
+    finding.evidence = facts.tls.name_doubt;
+    finding.fix = "make a certificate out to that address, or see tls.peers on the other nodes";
+  }
   if (!facts.tls.expires) return finding;
-  finding.evidence += ", until " + daemon::utc_text(*facts.tls.expires);
+  finding.evidence += facts.tls.name_doubt.empty() ? ", until " : "; valid until ";
+  finding.evidence += daemon::utc_text(*facts.tls.expires);
   if (*facts.tls.expires - facts.now < kRenewalSeconds) {
     finding.outcome = Outcome::kWarn;
     finding.fix = "renew it before that; a running daemon takes the new files within seconds";

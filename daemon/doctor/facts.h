@@ -56,6 +56,7 @@ struct TlsFacts {
   std::vector<std::string> faults;      ///< sentences: what is wrong and what to do
   std::optional<std::int64_t> expires;  ///< Unix seconds
   std::vector<std::string> names;       ///< that the certificate is made out to
+  std::string name_doubt{};             ///< a sentence: perhaps not to what others call this node
 };
 
 struct Facts {

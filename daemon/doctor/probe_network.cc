@@ -109,6 +109,7 @@ void probe_tls(const daemon::Config& config, Facts& facts) {
   daemon::TlsReport report = daemon::look_at(daemon::tls_files(config), facts.now);
   facts.tls.expires = report.expires;
   facts.tls.names = std::move(report.names);
+  facts.tls.name_doubt = daemon::name_doubt(config, facts.now);
 }
 
 }  // namespace mk::doctor

@@ -1,8 +1,12 @@
 #include "daemon/mkctl/commands.h"
 
+#include <fmt/format.h>
+
 #include <CLI/CLI.hpp>
 #include <cstdlib>
 #include <string>
+#include <string_view>
+#include <utility>
 
 #include "daemon/config/units.h"
 
@@ -16,6 +20,52 @@ CLI::Validator valid_duration() {
         return parsed ? std::string() : parsed.error().message;
       },
       "TIME");
+}
+
+/// The first line of the help of a group of commands.
+constexpr std::pair<std::string_view, std::string_view> kGroups[] = {
+    {"session", "Ranks that are attached, and those that failed"},
+    {"job", "Jobs with a rank here: list, show, end, share the network"},
+    {"queue", "Command rings of the ranks"},
+    {"link", "Links to other nodes"},
+    {"config", "The daemon's configuration"},
+    {"trace", "Recordings of what the proxies do"}};
+
+/// One or two lines of each command that people may type as they are.
+constexpr std::pair<std::string_view, std::string_view> kExamples[] = {
+    {"status", "mkctl status\n  mkctl --hosts node1,node2 status"},
+    {"version", "mkctl --hosts @nodes version"},
+    {"session list", "mkctl session list"},
+    {"job list", "mkctl job list\n  mkctl --json job list"},
+    {"job show", "mkctl job show train"},
+    {"job terminate", "mkctl job terminate train --reason 'the node is needed'"},
+    {"job set", "mkctl job set train --weight 4 --rate 2GB/s\n  mkctl job set train --reset"},
+    {"queue list", "mkctl queue list"},
+    {"link list", "mkctl link list"},
+    {"link show", "mkctl link show 3 --rail 0"},
+    {"config show", "mkctl config show"},
+    {"config diff", "mkctl config diff\n  mkctl config diff new.toml"},
+    {"trace record", "mkctl trace record --seconds 2 -o trace.json"},
+    {"drain", "mkctl drain --timeout 600s && systemctl restart mkerneld"},
+    {"ready", "mkctl ready || echo 'takes no jobs'"},
+    {"resume", "mkctl resume"},
+    {"stats", "mkctl stats --interval 5s --count 12"},
+    {"metrics", "mkctl metrics | grep mkernel_link_"},
+    {"topology", "mkctl topology"},
+    {"doctor", "mkctl doctor\n  mkctl doctor --config new.toml"},
+    {"who-is-slow", "mkctl who-is-slow\n  mkctl --hosts node1,node2 who-is-slow --interval 10s"},
+    {"bundle", "mkctl bundle -o support.tar.gz"},
+    {"top", "mkctl --hosts node1,node2 top\n  mkctl --json top --count 10"},
+    {"completion", "mkctl completion bash > /etc/bash_completion.d/mkctl"},
+    {"schema", "mkctl schema > mkctl.schema.json"}};
+
+template <std::size_t count>
+std::string text_of(const std::pair<std::string_view, std::string_view> (&table)[count],
+                    std::string_view name) {
+  for (const auto& [key, text] : table) {
+    if (key == name) return std::string(text);
+  }
+  return {};
 }
 
 }  // namespace
@@ -89,7 +139,8 @@ Command Commands::place(const std::string& name, const std::string& summary) {
         app_.get_subcommands([&group](const CLI::App* app) { return app->get_name() == group; });
     parent = there.empty() ? nullptr : there.front();
     if (parent == nullptr) {
-      parent = app_.add_subcommand(group, "About " + group + "s");
+      parent = app_.add_subcommand(group, text_of(kGroups, group));
+      parent->footer(std::string(kExitStatuses));
       parent->require_subcommand(1);
       parent->fallthrough();
     }
@@ -97,6 +148,7 @@ Command Commands::place(const std::string& name, const std::string& summary) {
   CLI::App* command =
       parent->add_subcommand(space == name.npos ? name : name.substr(space + 1), summary);
   command->fallthrough();  // flags may follow the command
+  command->footer(fmt::format("Example:\n  {}\n\n{}", text_of(kExamples, name), kExitStatuses));
   apps_.push_back(command);
   return Command(*command);
 }

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <functional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "daemon/mkctl/fleet.h"
@@ -18,6 +19,11 @@ class Option;
 }  // namespace CLI
 
 namespace mk::mkctl {
+
+/// The end of every help text.
+inline constexpr std::string_view kExitStatuses =
+    "Exit status: 0 ok, 1 the daemon is not well or refused, 2 usage, 3 nobody answered.\n"
+    "See mkctl(1).";
 
 /// A duration such as "5s", checked while flags are parsed.
 struct Duration {

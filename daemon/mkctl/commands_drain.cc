@@ -48,9 +48,12 @@ Answer ready(Daemon& daemon) {
     return {kExitUnhealthy, "", json_of(response), daemon.name() + " is drained or shutting down"};
   }
   if (response.health() == v1::GetStatusResponse::HEALTH_NOT_READY) {
-    return {
-        kExitUnhealthy, "", json_of(response),
-        fmt::format("{} is not ready: {}", daemon.name(), fmt::join(response.problems(), "; "))};
+    // A daemon of an earlier release does not say which of its problems it is.
+    const std::string why = response.not_ready_because().empty()
+                                ? fmt::format("{}", fmt::join(response.problems(), "; "))
+                                : response.not_ready_because();
+    return {kExitUnhealthy, "", json_of(response),
+            fmt::format("{} is not ready: {}", daemon.name(), why)};
   }
   return answer_of(response, "new jobs are taken\n");
 }

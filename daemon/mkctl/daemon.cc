@@ -2,7 +2,10 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "daemon/config/units.h"
+#include "daemon/tls/handshake.h"
 
 namespace mk::mkctl {
 
@@ -19,6 +22,29 @@ std::unique_ptr<Daemon> Daemon::beside(daemon::Address address) const {
 }
 
 namespace {
+
+/// The reason why TLS fails between this program and the daemon there; empty: none, or nobody
+/// is there.
+std::string tls_trouble(const Target& target) {
+  const daemon::TlsTexts& tls = target.channel.tls;
+  if (!tls.enabled() || target.address.unix_socket) return "";
+  const daemon::TlsFiles own{"tls", tls.cert_path, tls.key_path, tls.ca_path, {}, false};
+  std::string text;
+  for (const daemon::TlsFault& fault : daemon::look_at(own, daemon::unix_now()).faults) {
+    if (fault.dead()) return fault.text;
+    text += fault.text + "; ";
+  }
+  constexpr std::chrono::milliseconds kPatience(2000);
+  const auto patience =
+      std::min(kPatience, std::chrono::duration_cast<std::chrono::milliseconds>(target.timeout));
+  const auto connection = daemon::connect_to(target.address, patience);
+  if (!connection) return "";
+  const std::string& name = target.channel.tls_name;
+  const Status met =
+      daemon::try_handshake(own, *connection, name.empty() ? target.address.host : name, patience);
+  if (met || met.error().code != ErrorCode::kPermission) return "";
+  return text + "of the daemon: " + met.error().message;
+}
 
 /// What to do about a connection that somebody took and then ended: it is most likely TLS on one
 /// side alone. Else nothing.
@@ -44,6 +70,10 @@ Answer Daemon::explain(const grpc::Status& status) const {
   switch (status.error_code()) {
     case grpc::StatusCode::UNAVAILABLE:
     case grpc::StatusCode::DEADLINE_EXCEEDED: {
+      if (const std::string trouble = tls_trouble(target_); !trouble.empty()) {
+        return error_answer(kExitUnreachable,
+                            fmt::format("no answer from {}, since TLS fails: {}", where, trouble));
+      }
       const bool late = status.error_code() == grpc::StatusCode::DEADLINE_EXCEEDED;
       const auto patience = static_cast<std::uint64_t>(target_.timeout.count());
       const std::string why = late

@@ -1,9 +1,11 @@
 // mkctl: asks mkerneld, prints the answer; drains it, ends jobs. Flags and exit codes; commands
 // declare themselves in commands_*.cc.
 #include <fmt/format.h>
+#include <grpc/support/log.h>
 
 #include <CLI/CLI.hpp>
 #include <cstdio>
+#include <cstdlib>
 
 #include "daemon/fabric/library_signals.h"
 #include "daemon/mkctl/commands.h"
@@ -25,12 +27,12 @@ void declare_flags(CLI::App& app, Flags& flags) {
   app.fallthrough();  // flags may follow the command
   app.require_subcommand(1);
   app.footer(
-      "Examples:\n"
-      "  mkctl status\n"
-      "  mkctl --hosts node1,node2 who-is-slow\n"
-      "  mkctl --json job list\n\n"
-      "Exit status: 0 ok, 1 the daemon is not well or refused, 2 usage, 3 nobody answered.\n"
-      "See mkctl(1).");
+      fmt::format("Examples:\n"
+                  "  mkctl status\n"
+                  "  mkctl --hosts node1,node2 who-is-slow\n"
+                  "  mkctl --json job list\n\n"
+                  "`mkctl COMMAND --help` has the flags and an example of each command.\n{}",
+                  kExitStatuses));
   app.set_version_flag("--version", daemon::version_text());
   app.add_option("--address", targets.address,
                  "The daemon's address: HOST:PORT or unix:/PATH; default: the configuration's")
@@ -101,5 +103,7 @@ int run(int argc, char** argv) {
 
 int main(int argc, char** argv) {
   mk::daemon::take_signals_back();
+  // mkctl says itself what went wrong, in words for users.
+  if (std::getenv("GRPC_VERBOSITY") == nullptr) gpr_set_log_function([](gpr_log_func_args*) {});
   return mk::finish_output("mkctl", mk::mkctl::run(argc, argv));
 }

@@ -93,7 +93,8 @@ class AdminService::Impl final : public v1::Admin::Service {
       for (const TlsRefusal& refusal : actions_.tls_refusals())
         to_proto(refusal, *response->add_tls_refusals());
     }
-    const bool not_ready = actions_.not_ready && actions_.not_ready();
+    if (actions_.not_ready) response->set_not_ready_because(actions_.not_ready());
+    const bool not_ready = !response->not_ready_because().empty();
     response->set_health(snapshot->draining              ? v1::GetStatusResponse::HEALTH_DRAINING
                          : not_ready                     ? v1::GetStatusResponse::HEALTH_NOT_READY
                          : response->problems_size() > 0 ? v1::GetStatusResponse::HEALTH_DEGRADED

@@ -45,8 +45,8 @@ struct AdminActions {
   std::function<Result<JobChanged>(const JobChange&)> set_job;
   /// Of the daemon as a whole, beside those of peers and links.
   std::function<std::vector<std::string>()> problems;
-  /// Whether one of them keeps it from its work.
-  std::function<bool()> not_ready;
+  /// The one of them that keeps it from its work; empty: none.
+  std::function<std::string()> not_ready;
   std::function<std::vector<TlsRefusal>()> tls_refusals;
 };
 

@@ -91,7 +91,7 @@ class Daemon::Impl {
                      [this] { return sample(); },
                      [this](bool compare) { return config_view(compare); },
                      [this](const JobChange& change) { return set_job(change); },
-                     [this] { return problems(); }, [this] { return certificates.dead(); },
+                     [this] { return problems(); }, [this] { return certificates.why_dead(); },
                      [this] { return tls_refusals.list(); }});
     const auto open_port = [&](bool) { return listen(config, tls, at_admin); };
     MK_RETURN_IF_ERROR(when_there(at_admin, open_port));
@@ -117,7 +117,7 @@ class Daemon::Impl {
       if (status || !wait || !may_come_later(status.error())) return status;
       const std::string what = "waiting: " + status.error().message;
       if (!waiting) {
-        waiting = std::make_unique<WaitingAdmin>(live.get().node_id);
+        waiting = std::make_unique<WaitingAdmin>(live.get());
         // Without its socket, systemd and the log tell.
         if (!at_admin.address.path.empty()) {
           make_admin_folder(live.get());
@@ -125,8 +125,10 @@ class Daemon::Impl {
           if (!listening) logger.write(LogLevel::kWarning, listening.error().message);
         }
       }
-      waiting->set_what(what);
-      if (!wait(what)) return fail(ErrorCode::kAborted, "stopped while {}", what);
+      waiting->set_what(what, reload_problems());
+      const WaitEnd end = wait(what);
+      if (!end.go_on) return fail(ErrorCode::kAborted, "stopped while {}", what);
+      if (!end.refused_reload.empty()) note_reload({true, end.refused_reload});
     }
   }
 
@@ -169,21 +171,23 @@ class Daemon::Impl {
   /// What is wrong with the daemon as a whole.
   std::vector<std::string> problems() {
     std::vector<std::string> all = certificates.faults();
-    {
-      std::lock_guard lock(reload_mutex);
-      if (!reload_refused.empty()) {
-        all.push_back(
-            fmt::format("the last reload was refused: {}; mkctl config diff shows what "
-                        "the file would change",
-                        reload_refused));
-      }
-    }
+    for (std::string& one : reload_problems()) all.push_back(std::move(one));
     std::lock_guard lock(peers_mutex);
     const std::string trouble = discovery ? discovery->trouble() : "";
     if (!trouble.empty()) {
       all.push_back(fmt::format("discovery ({}): {}", live.get().discovery.kind, trouble));
     }
     return all;
+  }
+
+  /// That the last reload was refused, if it was.
+  std::vector<std::string> reload_problems() {
+    std::lock_guard lock(reload_mutex);
+    if (reload_refused.empty()) return {};
+    return {
+        fmt::format("the last reload was refused: {}; mkctl config diff shows what the file would "
+                    "change",
+                    reload_refused)};
   }
 
   void watch_certificates(const Config& config) {
@@ -282,11 +286,15 @@ class Daemon::Impl {
 
   ReloadReport reload(const Result<Config>& loaded) {
     ReloadReport report = take_over(loaded);
+    note_reload(report);
+    return report;
+  }
+
+  void note_reload(const ReloadReport& report) {
     std::lock_guard lock(reload_mutex);
     ++(report.refused ? reloads.refused : reloads.succeeded);
     reloads.last_succeeded = !report.refused;
     reload_refused = report.refused ? report.text : "";
-    return report;
   }
 
   ReloadReport take_over(const Result<Config>& loaded) {

@@ -25,9 +25,12 @@ struct ReloadReport {
 
 class Daemon {
  public:
-  /// Told what the daemon waits for, a sentence. Returns when it is time for another look, and
-  /// false when nobody wants the daemon any more.
-  using Wait = std::function<bool(const std::string& what)>;
+  struct WaitEnd {
+    bool go_on = true;             ///< false: nobody wants the daemon any more
+    std::string refused_reload{};  ///< why a new configuration was refused meanwhile; empty: none
+  };
+  /// Told what the daemon waits for, a sentence. Returns when it is time for another look.
+  using Wait = std::function<WaitEnd(const std::string& what)>;
 
   /// When it returns, clients, peers and tools are served. On an error nothing is left behind.
   /// `logger` outlives this. `client_socket` listens at socket.path already (systemd); when it is

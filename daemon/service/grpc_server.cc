@@ -239,7 +239,9 @@ void route_grpc_log(Logger* logger) {
     const auto level =
         args->severity == GPR_LOG_SEVERITY_ERROR ? LogLevel::kWarning : LogLevel::kDebug;
     if (handshake_listeners().heard(args->message)) return;
-    to->write_limited("grpc", level, fmt::format("gRPC: {}", args->message));
+    // It repeats itself with every try to connect; `status` has the cause in our own words.
+    constexpr LogKind kRepeated("grpc", 3, std::chrono::seconds(30));
+    to->write_limited(kRepeated, level, fmt::format("gRPC: {}", args->message));
   });
 }
 

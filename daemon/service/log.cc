@@ -214,7 +214,10 @@ void Logger::write_limited(LogKind kind, LogLevel level, std::string_view messag
   std::uint64_t held_back = 0;
   {
     std::lock_guard lock(mutex_);
-    if (!admit(account_of(users_, ""), false, {kind.name()}, level, message, held_back)) return;
+    if (!admit(account_of(users_, ""), false, {kind.name(), 0, kind.burst(), kind.refill()}, level,
+               message, held_back)) {
+      return;
+    }
   }
   emit_admitted(level, message, fields, held_back);
 }
@@ -290,7 +293,7 @@ void Logger::tell_held_back() {
     std::lock_guard lock(mutex_);
     for (auto& [owner, account] : users_) {
       for (auto& [kind, budget] : account.kinds) {
-        budget.refill(now, options_.burst, options_.refill);
+        budget.refill(now, budget.burst, budget.per_token);
         if (budget.held_back == 0 || budget.tokens < 1) continue;
         budget.tokens -= 1;
         lines.push_back({budget.level, fmt::format("{} events were not logged, the last: {}",
@@ -329,7 +332,9 @@ bool Logger::admit(Account& account, bool bounded_in_all, const Kind& kind, LogL
                    std::string_view message, std::uint64_t& held_back) {
   const auto now = std::chrono::steady_clock::now();
   Budget& budget = account.kinds[{kind.name, kind.line}];
-  budget.refill(now, options_.burst, options_.refill);
+  budget.burst = kind.burst != 0 ? kind.burst : options_.burst;
+  budget.per_token = kind.burst != 0 ? kind.refill : options_.refill;
+  budget.refill(now, budget.burst, budget.per_token);
   account.all.refill(now, options_.user_burst, options_.user_refill);
   if (budget.tokens < 1 || (bounded_in_all && account.all.tokens < 1)) {
     ++budget.held_back;

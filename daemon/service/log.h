@@ -39,10 +39,18 @@ struct LoggerOptions {
 class LogKind {
  public:
   consteval LogKind(const char* name) : name_(name) {}  // NOLINT: a literal is meant to convert
+  /// With a limit of its own, for what repeats itself by itself: so many in a row, then one more
+  /// per `refill`.
+  consteval LogKind(const char* name, std::uint32_t burst, std::chrono::milliseconds refill)
+      : name_(name), burst_(burst), refill_(refill) {}
   std::string_view name() const { return name_; }
+  std::uint32_t burst() const { return burst_; }  ///< 0: LoggerOptions say
+  std::chrono::milliseconds refill() const { return refill_; }
 
  private:
   std::string_view name_;
+  std::uint32_t burst_ = 0;
+  std::chrono::milliseconds refill_{0};
 };
 
 /// kAuto becomes journald when the fd is systemd's journal stream (JOURNAL_STREAM), text when it is
@@ -90,6 +98,8 @@ class Logger {
   };
   /// Of one kind.
   struct Budget : Bucket {
+    std::uint32_t burst = 0;
+    std::chrono::milliseconds per_token{0};
     std::uint64_t held_back = 0;
     LogLevel level = LogLevel::kInfo;
     std::string last;  ///< the beginning of the last one that was held back
@@ -107,6 +117,8 @@ class Logger {
   struct Kind {
     std::string_view name;
     std::uint32_t line = 0;
+    std::uint32_t burst = 0;  ///< 0: the options say
+    std::chrono::milliseconds refill{0};
   };
 
   /// The account of `owner`; a common one when there are too many.

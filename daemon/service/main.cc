@@ -117,26 +117,25 @@ class Patience {
   Patience(const Flags& flags, Logger& logger, Signals& signals)
       : flags_(flags), logger_(logger), signals_(signals) {}
 
-  /// Says what the daemon waits for, and to systemd that it still does. False when a signal ends
-  /// that: for ever, or for a start with another configuration.
-  bool wait(const std::string& what) {
+  /// Says what the daemon waits for, and to systemd that it still does. A signal ends that: for
+  /// ever, or for a start with another configuration.
+  Daemon::WaitEnd wait(const std::string& what) {
     if (said_ != what) logger_.write(LogLevel::kWarning, what);
     said_ = what;
     notify_systemd(fmt::format("STATUS={}\nEXTEND_TIMEOUT_USEC={}", what,
                                std::chrono::microseconds(kWaitExtension).count()));
     const auto signal = signals_.wait(kWaitPause);
-    if (!signal) return true;
-    if (*signal != SIGHUP) return false;
+    if (!signal) return {.go_on = true};
+    if (*signal != SIGHUP) return {.go_on = false};
     auto loaded = load_config(flags_.config, flags_.overrides);
     if (loaded) {
       other_ = std::move(*loaded);
-      return false;
+      return {.go_on = false};
     }
-    logger_.write(LogLevel::kError,
-                  fmt::format("SIGHUP: the configuration is kept, since the new one is not valid: "
-                              "{}",
-                              loaded.error().message));
-    return true;
+    const std::string refused = fmt::format(
+        "the configuration is kept, since the new one is not valid: {}", loaded.error().message);
+    logger_.write(LogLevel::kError, "SIGHUP: " + refused);
+    return {.go_on = true, .refused_reload = refused};
   }
   /// Read at a SIGHUP meanwhile.
   const std::optional<Config>& other() const { return other_; }
@@ -211,6 +210,8 @@ int check_config(const Config& config) {
   const std::vector<std::string> faults = certificate_faults(config, unix_now());
   for (const std::string& fault : faults) fmt::print(stderr, "mkerneld: {}\n", fault);
   if (!faults.empty()) return kExitUsage;
+  const std::string doubt = name_doubt(config, unix_now());
+  if (!doubt.empty()) fmt::print(stderr, "mkerneld: warning: {}\n", doubt);
   print_out(print_config(config));
   return 0;
 }

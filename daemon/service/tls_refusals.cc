@@ -41,22 +41,32 @@ void TlsRefusals::note(const std::vector<std::string>& remotes, std::string_view
   }
   if (remotes.size() > kNamed) remote += fmt::format(" or {} more", remotes.size() - kNamed);
   const std::string cause = handshake_cause(openssl_error);
+  std::uint64_t unlogged = 0;
   {
     std::lock_guard lock(mutex_);
-    Entry entry{hosts, {remote, cause, 0, 0}, {}};
+    const auto now = std::chrono::steady_clock::now();
+    Entry entry{hosts, {remote, cause, 0, 0}, now, now, 0};
     const auto same = std::ranges::find(entries_, hosts, &Entry::hosts);
+    bool repeated = false;
     if (same != entries_.end()) {
+      repeated = same->refusal.cause == cause && now - same->logged < kLoggedEvery;
+      if (repeated) entry.logged = same->logged;
       entry.refusal.count = same->refusal.count;
+      entry.unlogged = same->unlogged;
       entries_.erase(same);
     }
     ++entry.refusal.count;
-    entry.last = std::chrono::steady_clock::now();
+    unlogged = repeated ? 0 : std::exchange(entry.unlogged, 0);
+    if (repeated) ++entry.unlogged;
     entries_.insert(entries_.begin(), std::move(entry));
     if (entries_.size() > kHosts) entries_.pop_back();
+    if (repeated) return;
   }
-  logger_.write_limited("tls handshake", LogLevel::kWarning,
-                        fmt::format("a TLS handshake with {} failed: {}", remote, cause),
-                        {{"remote", remote}});
+  logger_.write_limited(
+      "tls handshake", LogLevel::kWarning,
+      fmt::format("a TLS handshake with {} failed: {}{}", remote, cause,
+                  unlogged == 0 ? "" : fmt::format("; {} more from there before", unlogged)),
+      {{"remote", remote}});
 }
 
 std::vector<TlsRefusal> TlsRefusals::list() const {

@@ -29,6 +29,8 @@ class TlsRefusals {
  public:
   static constexpr std::size_t kHosts = 8;
   static constexpr std::chrono::hours kKept{1};
+  /// Peers try ten times a second: what a host repeats has one line for so long.
+  static constexpr std::chrono::minutes kLoggedEvery{1};
 
   explicit TlsRefusals(Logger& logger) : logger_(logger) {}
 
@@ -41,7 +43,8 @@ class TlsRefusals {
   struct Entry {
     std::string hosts;  ///< whose they are
     TlsRefusal refusal;
-    std::chrono::steady_clock::time_point last;
+    std::chrono::steady_clock::time_point last, logged;
+    std::uint64_t unlogged = 0;  ///< since then
   };
 
   Logger& logger_;

@@ -5,6 +5,7 @@
 
 #include <chrono>
 #include <mutex>
+#include <utility>
 
 #include "daemon/service/version.h"
 #include "proto/mkernel/v1/admin.grpc.pb.h"
@@ -16,19 +17,25 @@ namespace v1 = ::mkernel::v1;
 
 class WaitingAdmin::Service final : public v1::Admin::Service {
  public:
-  explicit Service(std::uint32_t node) : node_(node) {}
+  explicit Service(const Config& config) : config_(config) {}
 
   grpc::Status GetStatus(grpc::ServerContext*, const v1::GetStatusRequest*,
                          v1::GetStatusResponse* response) override {
     using std::chrono::steady_clock;
-    response->set_node(node_);
+    response->set_node(config_.node_id);
     response->set_version(version_text());
     response->set_pid(static_cast<std::uint32_t>(::getpid()));
     response->set_uptime_ns(
         static_cast<std::uint64_t>(std::chrono::nanoseconds(steady_clock::now() - began_).count()));
     response->set_health(v1::GetStatusResponse::HEALTH_NOT_READY);
+    response->set_listen(config_.listen.text());
+    response->set_socket(config_.socket.path);
+    response->set_fabric(config_.fabric.name);
+    response->set_sessions_max(config_.limits.sessions);
     std::lock_guard lock(mutex_);
+    response->set_not_ready_because(what_);
     response->add_problems(what_);
+    for (const std::string& problem : problems_) response->add_problems(problem);
     return grpc::Status::OK;
   }
 
@@ -42,21 +49,25 @@ class WaitingAdmin::Service final : public v1::Admin::Service {
     return grpc::Status::OK;
   }
 
-  void set_what(const std::string& what) {
+  void set_what(const std::string& what, std::vector<std::string> problems) {
     std::lock_guard lock(mutex_);
     what_ = what;
+    problems_ = std::move(problems);
   }
 
  private:
-  const std::uint32_t node_;
+  const Config config_;
   const std::chrono::steady_clock::time_point began_ = std::chrono::steady_clock::now();
   std::mutex mutex_;
   std::string what_;
+  std::vector<std::string> problems_;
 };
 
-WaitingAdmin::WaitingAdmin(std::uint32_t node) : service_(std::make_unique<Service>(node)) {}
+WaitingAdmin::WaitingAdmin(const Config& config) : service_(std::make_unique<Service>(config)) {}
 WaitingAdmin::~WaitingAdmin() = default;
-void WaitingAdmin::set_what(const std::string& what) { service_->set_what(what); }
+void WaitingAdmin::set_what(const std::string& what, std::vector<std::string> problems) {
+  service_->set_what(what, std::move(problems));
+}
 
 Status WaitingAdmin::listen(GrpcListenOptions options) {
   options.services = {service_.get()};

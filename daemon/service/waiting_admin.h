@@ -5,7 +5,9 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
+#include "daemon/config/config.h"
 #include "daemon/service/grpc_server.h"
 
 namespace mk::daemon {
@@ -14,12 +16,13 @@ namespace mk::daemon {
 /// says NOT_SERVING.
 class WaitingAdmin {
  public:
-  explicit WaitingAdmin(std::uint32_t node);
+  /// It tells addresses and fabric as they are configured.
+  explicit WaitingAdmin(const Config& config);
   ~WaitingAdmin();
   /// At the Admin service's own socket, until this goes.
   Status listen(GrpcListenOptions options);
-  /// A sentence for users. Any thread.
-  void set_what(const std::string& what);
+  /// Sentences for users: what it waits for, and what else is wrong. Any thread.
+  void set_what(const std::string& what, std::vector<std::string> problems);
 
  private:
   class Service;

@@ -1,5 +1,7 @@
 #include "daemon/tls/own_files.h"
 
+#include <fmt/format.h>
+
 #include "daemon/config/discovery_section.h"
 
 namespace mk::daemon {
@@ -13,6 +15,21 @@ TlsFiles tls_files(const Config& config) {
     files.names = {config.discovery.advertise->host};
   }
   return files;
+}
+
+std::string name_doubt(const Config& config, std::int64_t now) {
+  const Address& listen = config.listen;
+  TlsFiles files = tls_files(config);
+  const bool everywhere = listen.host == "0.0.0.0" || listen.host == "::";
+  if (!config.tls.enabled() || !files.names.empty() || listen.unix_socket || everywhere) return {};
+  files.names = {listen.host};
+  for (const TlsFault& fault : look_at(files, now).faults) {
+    if (fault.kind != TlsFault::Kind::kName) continue;
+    return fmt::format(
+        "{} (listen): the other nodes' [[peer]] must know this node by a name of the certificate",
+        fault.text);
+  }
+  return {};
 }
 
 std::vector<std::string> certificate_faults(const Config& config, std::int64_t now) {

@@ -2,6 +2,7 @@
 #include <sys/resource.h>
 
 #include <filesystem>
+#include <sstream>
 
 #include "tests/daemon/mkctl/mkctl_rig.h"
 
@@ -195,10 +196,43 @@ TEST_F(Mkctl, WrongUseIsTwo) {
   EXPECT_THAT(portless.err, HasSubstr("give --address"));
 }
 
+/// The commands that a help text lists.
+std::vector<std::string> lines_of_subcommands(const std::string& help) {
+  std::vector<std::string> names;
+  std::istringstream lines(help.substr(std::min(help.find("Subcommands:"), help.size())));
+  std::string line;
+  std::getline(lines, line);
+  while (std::getline(lines, line) && line.starts_with("  ")) {
+    const std::size_t begin = line.find_first_not_of(' ');
+    if (begin == 2) names.push_back(line.substr(2, line.find(' ', 2) - 2));
+  }
+  return names;
+}
+
 TEST_F(Mkctl, HelpAndVersionAreZero) {
   EXPECT_EQ(run({"--help"}).code, 0);
   EXPECT_EQ(run({"--version"}).code, 0);
   EXPECT_EQ(run({"session", "--help"}).code, 0);
+}
+
+TEST_F(Mkctl, EachCommandsHelpHasAnExampleOfIt) {
+  std::size_t commands = 0;
+  const auto check = [&](const std::vector<std::string>& words, const std::string& name) {
+    std::vector<std::string> arguments = words;
+    arguments.emplace_back("--help");
+    const std::string help = run(arguments).out;
+    EXPECT_THAT(help, testing::ContainsRegex("Example:\n  mkctl .*" + name)) << name;
+    EXPECT_THAT(help, HasSubstr("Exit status: 0 ok")) << name;
+    ++commands;
+  };
+  for (const std::string& line : lines_of_subcommands(run({"--help"}).out)) {
+    const std::string help = run({line, "--help"}).out;
+    const auto within = lines_of_subcommands(help);
+    for (const std::string& one : within) check({line, one}, line + " " + one);
+    if (within.empty()) check({line}, line);
+    EXPECT_THAT(help, testing::Not(testing::StartsWith("About "))) << line;
+  }
+  EXPECT_GE(commands, 20u);
 }
 
 }  // namespace

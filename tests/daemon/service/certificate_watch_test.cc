@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <regex>
 
 #include "shm/host/unique_fd.h"
 #include "tests/daemon/service/process_rig.h"
@@ -94,7 +95,8 @@ TEST_F(RunningCertificates, ADaemonWhoseKeyIsReplacedByAnotherIsNotReadyUntilItI
                         std::filesystem::copy_options::overwrite_existing);
   Seen ready{};
   EXPECT_TRUE(eventually([&] { return (ready = mkctl(0, {"ready"})).code == 1; }));
-  EXPECT_THAT(ready.err, AllOf(HasSubstr("is not ready"), HasSubstr("does not belong to")));
+  EXPECT_THAT(ready.err, AllOf(HasSubstr("is not ready: tls.key "), HasSubstr("does not belong to"),
+                               Not(HasSubstr("to connect"))));
   status_says(0, {"node 0: not ready", "node-key.pem does not belong to tls.cert"});
   EXPECT_THAT(mkctl(0, {"metrics"}).out, HasSubstr("mkernel_tls_certificate_faults"));
   ca.make("node");
@@ -119,6 +121,19 @@ TEST_F(RunningCertificates, AnExpiredCertificateIsNamedOnBothSides) {
                                                                        ") is kept away by TLS: it "
                                                                        "closes the connection once "
                                                                        "it has seen tls.cert")));
+  // Each try to connect fails, ten a second: the log says it once.
+  const auto lines_with = [](const Program& daemon, const std::string& words) {
+    const std::string log = daemon.err();
+    std::size_t count = 0;
+    for (std::size_t at = log.find(words); at != log.npos; at = log.find(words, at + 1)) ++count;
+    return count;
+  };
+  EXPECT_TRUE(eventually([&] {
+    const std::string status = mkctl(0, {"status"}).out;
+    return std::regex_search(status, std::regex("; [2-9][0-9] from there"));
+  }));
+  EXPECT_LE(lines_with(*good, "a TLS handshake with"), 2u) << good->err();
+  EXPECT_LE(lines_with(*old, "gRPC: "), 5u) << old->err();
   // A new certificate is all that it takes.
   ca.make("old");
   EXPECT_TRUE(eventually([&] { return mkctl(0, {"status"}).code == 0; }));

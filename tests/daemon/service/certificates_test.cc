@@ -77,6 +77,25 @@ TEST_F(DaemonCertificates, AnUnfitFileIsFoundBeforeTheStart) {
   EXPECT_THAT(files["evidence"].get<std::string>(), HasSubstr("old-cert.pem expired on 20"));
 }
 
+TEST_F(DaemonCertificates, ACertificateThatDoesNotNameItsOwnAddressIsDoubted) {
+  ca.make("node");
+  ca.make("elsewhere", {.names = "DNS:node7.cluster"});
+  const auto warning = [&](const std::string& file) {
+    Program program(folder, {MK_MKERNELD, "--config", file, "--check-config"});
+    // The other nodes may know it by that name: [[peer]] name.
+    EXPECT_EQ(program.wait(), 0);
+    return program.err();
+  };
+  EXPECT_EQ(warning(configure("node")), "");
+  const std::string doubt = "is made out to 'node7.cluster', and not to '127.0.0.1' (listen)";
+  EXPECT_THAT(warning(configure("elsewhere")), HasSubstr(doubt));
+  EXPECT_THAT(doctor(configure("node"), "tls.files")["evidence"].get<std::string>(),
+              testing::Not(HasSubstr("(listen)")));
+  const nlohmann::json files = doctor(configure("elsewhere"), "tls.files");
+  EXPECT_EQ(files["result"], "WARN");
+  EXPECT_THAT(files["evidence"].get<std::string>(), HasSubstr(doubt));
+}
+
 TEST_F(DaemonCertificates, TheDoctorTriesThoseOfReachablePeers) {
   ca.make("node");
   ca.make("peer");

@@ -119,6 +119,13 @@ def check_correction():
                 daemon.send_signal(signal.SIGHUP)
                 hears("the configuration is kept, since the new one is not valid")
                 assert not ready.exists()
+
+                def status():
+                    return subprocess.run([mkctl, "--address", f"unix:{folder}/s-admin.sock", "--timeout", "30s", "status"],
+                                          capture_output=True, text=True, check=False).stdout
+
+                text = eventually("its status says that the reload was refused", lambda: "the last reload was refused" in (text := status()) and text)
+                assert f"clients  {folder}/s.sock, 0 of 64 sessions" in text and f"service  {ADDRESS}:0" in text and "fabric   null" in text, text
                 config.write_text(as_it_was.replace(ADDRESS, "127.0.0.1"))
                 daemon.send_signal(signal.SIGHUP)
                 eventually("it is ready with the corrected file", ready.exists)

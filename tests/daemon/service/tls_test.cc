@@ -292,12 +292,27 @@ TEST_F(TlsDaemon, MkctlAsksAnotherMachine) {
   EXPECT_THAT(refused.err, HasSubstr("may only look at it here")) << refused.err;
   EXPECT_EQ(as("admin", {"--host", host, "resume"}).code, 0);
   // Nobody answers those who show no certificate, or one of another CA.
-  for (const Seen& stranger :
-       {as("stranger", {"--host", host, "status"}), mkctl({"--host", host, "status"})}) {
+  const Seen strange = as("stranger", {"--host", host, "status"});
+  for (const Seen& stranger : {strange, mkctl({"--host", host, "status"})}) {
     EXPECT_EQ(stranger.code, 3) << stranger.out;
     EXPECT_EQ(stranger.out, "");
     EXPECT_THAT(stranger.err, HasSubstr("no answer from " + host));
   }
+  EXPECT_THAT(strange.err,
+              testing::AllOf(HasSubstr("since TLS fails"), HasSubstr("is not signed by")));
+  // Other faults of TLS are named, too, and gRPC adds no lines of its own.
+  const auto fails_with = [&](const std::string& key, const std::string& authority,
+                              const std::string& words) {
+    const Seen seen = mkctl({"--host", host, "--tls-cert", folder / "node-cert.pem", "--tls-key",
+                             folder / key, "--tls-ca", folder / authority, "status"});
+    EXPECT_EQ(seen.code, 3);
+    EXPECT_THAT(seen.err, testing::AllOf(testing::StartsWith("mkctl: no answer from " + host +
+                                                             ", since TLS fails: "),
+                                         HasSubstr(words)));
+  };
+  fails_with("admin-key.pem", "ca.pem", "does not belong to tls.cert");
+  fails_with("node-key.pem", "stranger-cert.pem",
+             "of the daemon: its certificate is not signed by");
   // The log and `status` say who they were, and why.
   for (const char* said : {"a TLS handshake with 127.0.0.1:",
                            "or not signed by tls.ca of this node", "it speaks no TLS"}) {
