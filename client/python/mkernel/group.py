@@ -88,12 +88,19 @@ class Group:
     """
 
     def __init__(
-        self, name: str, handle: ctypes.c_void_p, wait_timeout: float, process_group: Any = None, tuning: Tuning = Tuning()
+        self,
+        name: str,
+        handle: ctypes.c_void_p,
+        wait_timeout: float,
+        process_group: Any = None,
+        tuning: Tuning = Tuning(),
+        rows_max: int = 0,
     ) -> None:
         self.name = name
         self.mode = "auto"
         self.tag = 0
         self.tuning = tuning
+        self.rows_max = rows_max
         self.process_group = process_group
         self.wait_timeout_ms = _milliseconds(wait_timeout)
         self._handle: Optional[ctypes.c_void_p] = handle
@@ -233,6 +240,8 @@ class Group:
 
     def _operator(self, name: str, shape: dict[str, int], room: int, device: int) -> _Operator:
         key = (name, tuple(shape.items()), device)
+        if _c.SHAPES[name][1] == "m_max":
+            room = max(room, self.rows_max)
         operator = self._operators.get(key)
         if operator is not None and operator.room < room:
             self._operators.pop(key).destroy()
@@ -306,6 +315,7 @@ def init(
     timeout: float = 60.0,
     wait_timeout: float = 30.0,
     tuning: Tuning = Tuning(),
+    rows_max: int = 0,
 ) -> Group:
     """Attaches this process to its node's daemon, and returns when all ranks of the group have.
 
@@ -318,7 +328,12 @@ def init(
 
     `timeout` is for the whole group to come up, in seconds; `wait_timeout` is for each wait inside a
     launch. A daemon or a rank that is missing is an `Error` that names it. `tuning` is for all operators of the group.
+
+    `rows_max`: products and collectives take the memory for so many rows of all ranks when they are first called. Without it they take it for
+    the rows of that call, and are made anew, on all ranks, when a call has more.
     """
+    if rows_max < 0:
+        raise invalid(f"init with rows_max={rows_max}: it counts rows")
     with _registry_lock:
         if name in _groups:
             raise Error(
@@ -345,7 +360,7 @@ def init(
             _c.call("mk_session_attach_from_environment", ctypes.byref(options), ctypes.byref(handle), rank=rank)
         else:
             _c.call("mk_session_attach", ctypes.byref(options), ctypes.byref(handle), rank=rank)
-    made = Group(name, handle, wait_timeout, process_group, tuning)
+    made = Group(name, handle, wait_timeout, process_group, tuning, rows_max)
     with _registry_lock:
         _groups[name] = made
     return made

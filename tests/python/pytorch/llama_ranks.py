@@ -31,26 +31,13 @@ def independent_model(config, dtype):
     ).to(dtype)
 
 
-def share(whole, group):
+def share(whole, model):
     """This rank's share, under our names, of tensors that are whole, under theirs."""
-
-    def rows(name):
-        return whole[name].chunk(group.world, 0)[group.rank]
-
-    def columns(name):
-        return whole[name].chunk(group.world, 1)[group.rank]
-
-    mine = {"embedding.weight": whole["model.embed_tokens.weight"], "norm.weight": whole["model.norm.weight"], "head.weight": whole["lm_head.weight"]}
-    layer = 0
-    while (their := f"model.layers.{layer}.") + "input_layernorm.weight" in whole:
-        our = f"blocks.{layer}."
-        mine[our + "norm1.weight"] = whole[their + "input_layernorm.weight"]
-        mine[our + "norm2.weight"] = whole[their + "post_attention_layernorm.weight"]
-        mine[our + "qkv.weight"] = torch.cat([rows(f"{their}self_attn.{x}_proj.weight") for x in "qkv"])
-        mine[our + "out.weight"] = columns(their + "self_attn.o_proj.weight")
-        mine[our + "gate_up.weight"] = torch.cat([rows(f"{their}mlp.{x}_proj.weight") for x in ("gate", "up")])
-        mine[our + "down.weight"] = columns(their + "mlp.down_proj.weight")
-        layer += 1
+    mine = llama.from_hugging_face(whole, model.config)
+    for name, module in model.named_modules():
+        for parameter, dim in getattr(module, "shard_dims", {}).items():
+            if (of := f"{name}.{parameter}") in mine:
+                mine[of] = mine[of].chunk(model.group.world, dim)[model.group.rank]
     return mine
 
 
@@ -85,7 +72,7 @@ def train(steps, spoil=None, layers=2):
             for parameter in exact.parameters():
                 parameter.copy_(parameter.bfloat16())
         rounded.load_state_dict(exact.state_dict())
-        ours.load_state_dict(share(exact.state_dict(), group))
+        ours.load_state_dict(share(exact.state_dict(), ours))
         losses = []
         for model, run in ((exact, loss_of), (rounded, loss_of), (ours, type(ours).__call__)):
             model.zero_grad()
@@ -94,7 +81,7 @@ def train(steps, spoil=None, layers=2):
             losses.append(float(loss.detach()))
         finish_gradients(ours)
         errors = {}
-        right, near = (share({name: p.grad for name, p in model.named_parameters()}, group) for model in (exact, rounded))
+        right, near = (share({name: p.grad for name, p in model.named_parameters()}, ours) for model in (exact, rounded))
         for name, parameter in ours.named_parameters():
             squares = torch.stack(
                 [(parameter.grad.double() - right[name]).square().sum(), (near[name].double() - right[name]).square().sum(), right[name].square().sum()]

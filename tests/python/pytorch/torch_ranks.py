@@ -385,6 +385,11 @@ def styles_of_parallelize_module(folder):
         grads = [p.grad.to_local() if isinstance(p.grad, DTensor) else p.grad for p in model.parameters()]
         check_like_one_process([y, mine.grad, *grads], rows, group, x, dy, reference)
         torch.optim.AdamW([p for p in model.parameters() if isinstance(p, DTensor)]).step()
+        with torch.no_grad():
+            again = model(x[rows])
+        compiled = torch.compile(model, fullgraph=True, backend="aot_eager")(x[rows])
+        compiled.backward(dy[rows])
+        assert error_of(compiled, again.double()) < 0.01
     return repr(plan["up"])
 
 

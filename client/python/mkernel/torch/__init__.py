@@ -12,11 +12,12 @@ if not hasattr(_torch.library, "custom_op"):
     raise ImportError(f"mkernel.torch needs PyTorch 2.4 or later, and this is {_torch.__version__}; NumPy arrays need none")
 
 from .attention import attention, sequence_shard
-from .layers import ColumnParallelLinear, RowParallelLinear, finish_gradients, mark_sequence_parallel
+from .layers import ColumnParallelLinear, RowParallelLinear
 from .moe import Routed, gemm_combine, moe_dispatch_gemm
 from .moe_layer import MoELayer
 from .operators import ag_gemm, all_gather, copy_gemm, gemm_ar, gemm_rs, reduce_scatter
 from .packed import attention_varlen
+from .shards import clip_grad_norm_, finish_gradients, mark_sequence_parallel, use_dtensors
 from .symm_mem import fused_all_gather_matmul, fused_matmul_reduce_scatter, use_for_async_tp
 
 
@@ -40,6 +41,7 @@ __all__ = [
     "all_gather",
     "attention",
     "attention_varlen",
+    "clip_grad_norm_",
     "copy_gemm",
     "finish_gradients",
     "fused_all_gather_matmul",
@@ -51,5 +53,6 @@ __all__ = [
     "moe_dispatch_gemm",
     "reduce_scatter",
     "sequence_shard",
+    "use_dtensors",
     "use_for_async_tp",
 ]

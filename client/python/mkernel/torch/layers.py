@@ -8,7 +8,7 @@ Without it they are the same on all ranks.
 from __future__ import annotations
 
 import math
-from typing import Any, Iterable, Optional, Union
+from typing import Any, Optional
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from ..errors import invalid
 from ..group import Group, GroupLike, get_group
 from . import operators
+from .shards import local_of, mark_own
 
 
 def column_parallel(
@@ -41,6 +42,9 @@ def row_parallel(x: Tensor, weight: Tensor, bias: Optional[Tensor], group: str, 
 
 
 class _ParallelLinear(nn.Module):
+    #: By parameter, the dimension that is split over the group (shards.py).
+    shard_dims: dict[str, int]
+
     def __init__(
         self, in_features: int, out_features: int, rows: int, columns: int, bias: int, group: Group, sequence_parallel: bool, device: Any, dtype: Any
     ) -> None:
@@ -75,6 +79,8 @@ class ColumnParallelLinear(_ParallelLinear):
     `keep_gathered=False` gathers the input once more in the backward pass, instead of keeping it.
     """
 
+    shard_dims = {"weight": 0, "bias": 0}
+
     def __init__(
         self,
         in_features: int,
@@ -93,7 +99,7 @@ class ColumnParallelLinear(_ParallelLinear):
         self.keep_gathered = keep_gathered
 
     def forward(self, x: Tensor) -> Tensor:
-        return column_parallel(x, self.weight, self.bias, self.group, self.sequence_parallel, self.keep_gathered)
+        return column_parallel(x, local_of(self.weight), local_of(self.bias), self.group, self.sequence_parallel, self.keep_gathered)
 
     @classmethod
     def from_linear(cls, linear: nn.Linear, **options: Any) -> ColumnParallelLinear:
@@ -114,6 +120,8 @@ class RowParallelLinear(_ParallelLinear):
     its gradient is of this rank's part of the sequence, until `finish_gradients`.
     """
 
+    shard_dims = {"weight": 1}
+
     def __init__(
         self,
         in_features: int,
@@ -129,10 +137,10 @@ class RowParallelLinear(_ParallelLinear):
         share = _share(in_features, chosen, "in_features")
         super().__init__(in_features, out_features, out_features, share, out_features if bias else 0, chosen, sequence_parallel, device, dtype)
         if bias and sequence_parallel:
-            mark_sequence_parallel(self.bias)
+            mark_own(self, "bias")
 
     def forward(self, x: Tensor) -> Tensor:
-        return row_parallel(x, self.weight, self.bias, self.group, self.sequence_parallel)
+        return row_parallel(x, local_of(self.weight), local_of(self.bias), self.group, self.sequence_parallel)
 
     @classmethod
     def from_linear(cls, linear: nn.Linear, **options: Any) -> RowParallelLinear:
@@ -144,37 +152,6 @@ class RowParallelLinear(_ParallelLinear):
             if made.bias is not None:
                 made.bias.copy_(linear.bias)
         return made
-
-
-def mark_sequence_parallel(*what: Union[nn.Module, nn.Parameter]) -> None:
-    """Says that these parameters are the same on all ranks, and their gradients of each rank's part of the sequence.
-
-    That is so for norms, biases and embeddings that see a split sequence. `finish_gradients` sums their gradients.
-    """
-    for one in what:
-        for parameter in one.parameters() if isinstance(one, nn.Module) else [one]:
-            parameter.sequence_parallel = True  # type: ignore[attr-defined]
-
-
-def finish_gradients(parameters: Union[nn.Module, Iterable[nn.Parameter]], group: GroupLike = None) -> None:
-    """Sums the gradients of parameters marked by `mark_sequence_parallel` over the group, in float32.
-
-    Call it after the backward pass, on all ranks. It uses torch.distributed where the group was made of a ProcessGroup, and else the
-    group's own control plane, which is for small parameters.
-    """
-    if isinstance(parameters, nn.Module):
-        parameters = parameters.parameters()
-    chosen = get_group(group)
-    gradients = [p.grad for p in parameters if getattr(p, "sequence_parallel", False) and p.grad is not None]
-    if not gradients or chosen.world == 1:
-        return
-    flat = torch.cat([gradient.detach().float().reshape(-1) for gradient in gradients])
-    if chosen.process_group is not None:
-        torch.distributed.all_reduce(flat, group=chosen.process_group)
-    else:
-        flat = torch.from_numpy(chosen.sum_f32(flat.cpu().numpy())).to(flat.device)
-    for gradient, total in zip(gradients, flat.split([gradient.numel() for gradient in gradients])):
-        gradient.copy_(total.view_as(gradient))
 
 
 def _share(features: int, group: Group, what: str) -> int:

@@ -10,8 +10,9 @@ from torch import Tensor, nn
 
 from .. import moe as base
 from ..group import GroupLike, get_group
-from .layers import autocast_dtype, mark_sequence_parallel
+from .layers import autocast_dtype
 from .moe import gemm_combine, moe_dispatch_gemm
+from .shards import local_of, mark_sequence_parallel
 
 
 class MoELayer(nn.Module):
@@ -20,6 +21,9 @@ class MoELayer(nn.Module):
     x is [tokens of this rank, hidden], as many on every rank. The router is the same on all ranks, and its gradient of this rank's tokens, until
     `finish_gradients`. Every rank initialises its own experts, so seed each rank differently.
     """
+
+    #: By parameter, the dimension that is split over the group (shards.py).
+    shard_dims = {"gate_up": 0, "down": 0}
 
     def __init__(self, hidden: int, intermediate: int, experts: int, top_k: int, *, group: GroupLike = None, device: Any = None, dtype: Any = None) -> None:
         super().__init__()
@@ -47,7 +51,7 @@ class MoELayer(nn.Module):
         weights = probabilities.gather(-1, ids)
         weights = weights / weights.sum(-1, keepdim=True)
         dtype = autocast_dtype(x)
-        routed = moe_dispatch_gemm(x.to(dtype), ids, weights, self.gate_up.to(dtype), experts_total=self.experts_total, group=self.group)
+        routed = moe_dispatch_gemm(x.to(dtype), ids, weights, local_of(self.gate_up).to(dtype), experts_total=self.experts_total, group=self.group)
         gate, up = routed.y.chunk(2, -1)
         residual = None if residual is None else residual.to(dtype)
-        return gemm_combine(nn.functional.silu(gate) * up, routed, self.down.to(dtype), residual=residual, group=self.group)
+        return gemm_combine(nn.functional.silu(gate) * up, routed, local_of(self.down).to(dtype), residual=residual, group=self.group)

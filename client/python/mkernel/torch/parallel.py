@@ -10,7 +10,9 @@ from __future__ import annotations
 import types
 from typing import Any
 
+import torch
 from torch import Tensor, nn
+from torch.distributed import _functional_collectives as functional_collectives
 from torch.distributed.tensor.parallel import ParallelStyle
 
 try:
@@ -21,6 +23,8 @@ except ImportError:  # PyTorch 2.4
 from ..errors import invalid
 from ..group import groups, init
 from .layers import column_parallel, row_parallel
+from .process_groups import is_of
+from .shards import local_of
 
 
 class _Style(ParallelStyle):
@@ -38,12 +42,12 @@ class _Style(ParallelStyle):
             raise invalid(f"{type(self).__name__} is for nn.Linear, not for {type(module).__name__}")
         group, dim = _group_of(device_mesh), self.sequence_dim
         self._distribute(module, device_mesh)
-        run = self._run
+        run, bias_of = self._run, self._bias
 
         def forward(layer: nn.Linear, x: Tensor) -> Tensor:
-            bias = None if layer.bias is None else _local(layer.bias)
+            bias = None if layer.bias is None else bias_of(layer.bias)
             first = x if dim in (None, 0) else x.transpose(0, dim)
-            y = run(first, _local(layer.weight), bias, group, dim is not None)
+            y = run(first, local_of(layer.weight), bias, group, dim is not None)
             return y if dim in (None, 0) else y.transpose(0, dim)
 
         module.forward = types.MethodType(forward, module)  # type: ignore[method-assign]
@@ -51,6 +55,9 @@ class _Style(ParallelStyle):
 
     def _distribute(self, module: nn.Linear, mesh: DeviceMesh) -> None:
         raise NotImplementedError
+
+    def _bias(self, bias: Any) -> Tensor:
+        return local_of(bias)
 
     @staticmethod
     def _run(x: Tensor, weight: Tensor, bias: Any, group: str, sequence_parallel: bool) -> Tensor:
@@ -74,29 +81,30 @@ class RowwiseParallel(_Style):
         module.weight = nn.Parameter(distribute_tensor(module.weight, mesh, [Shard(1)]))
         if module.bias is not None:
             module.bias = nn.Parameter(distribute_tensor(module.bias, mesh, [Replicate()]))
-            if self.sequence_dim is not None:
-                module.bias.register_hook(_sum_of_parts)
+
+    def _bias(self, bias: Any) -> Tensor:
+        return local_of(bias) if self.sequence_dim is None else _WithSummedGradient.apply(local_of(bias), bias.device_mesh.get_group().group_name)
 
     _run = staticmethod(row_parallel)
 
 
-def _local(parameter: Any) -> Tensor:
-    return parameter.to_local()
+class _WithSummedGradient(torch.autograd.Function):
+    """A bias that sees a part of the sequence. A hook of the parameter would be lost where `fully_shard` replaces it."""
 
+    @staticmethod
+    def forward(ctx: Any, bias: Tensor, group: str) -> Tensor:
+        ctx.group = group
+        return bias.view_as(bias)
 
-def _sum_of_parts(gradient: DTensor) -> DTensor:
-    """Each rank's gradient of a bias is of its part of the sequence; the layer's is their sum."""
-    import torch.distributed as dist
-
-    local = gradient.to_local().float()
-    dist.all_reduce(local, group=gradient.device_mesh.get_group())
-    return DTensor.from_local(local.to(gradient.dtype), gradient.device_mesh, [Replicate()], run_check=False)
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        return functional_collectives.all_reduce(gradient.float(), "sum", ctx.group).to(gradient.dtype), None
 
 
 def _group_of(mesh: DeviceMesh) -> str:
     """The name of the group on that mesh; `init` made it, or makes it now."""
     wanted = mesh.get_group()
     for group in groups():
-        if group.process_group is wanted:
+        if is_of(group, wanted):
             return group.name
     return init(mesh, name=f"mesh-{wanted.group_name}").name

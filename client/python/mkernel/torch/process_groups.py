@@ -22,3 +22,11 @@ def ranks_of(group: Any) -> tuple[Any, list[int]]:
     if ranks != sorted(ranks):
         raise invalid(f"the ProcessGroup has its ranks in the order {ranks}: mkernel needs them rising")
     return group, list(ranks)
+
+
+def is_of(group: Any, process_group: Any) -> bool:
+    """Whether a `Group` was made of a ProcessGroup with the same ranks. Equal meshes may have ProcessGroups of their own."""
+    made_of = group.process_group
+    if made_of is None or made_of is process_group:
+        return made_of is not None
+    return dist.get_process_group_ranks(made_of) == dist.get_process_group_ranks(process_group)
