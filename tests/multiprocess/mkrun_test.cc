@@ -285,6 +285,18 @@ TEST_F(Mkrun, AttendsOverTheWholeSequence) {
   }
 }
 
+// Three rows on four ranks: one has none.
+TEST_F(Mkrun, AttendsOverFewerRowsThanRanks) {
+  for (const char* mask : {"--causal", "--check"}) {
+    const auto run =
+        run_program({MK_TEST_MKRUN, "ring", "--q", write_numbers("q", {3, 2, 64}, 5), "--k",
+                     write_numbers("k", {3, 1, 64}, 6), "--v", write_numbers("v", {3, 1, 64}, 7),
+                     mask, "--out", path("y"), "--overwrite", "--check"});
+    ASSERT_EQ(0, run.status) << run.text;
+    EXPECT_THAT(run.text, testing::HasSubstr("check: 0 of 384 elements"));
+  }
+}
+
 // The same of sequences of different lengths, whose means begin anew. One is empty, one has a row.
 TEST_F(Mkrun, AttendsWithinEachOfSeveralSequences) {
   const Shape shape = {16, 2, 64};

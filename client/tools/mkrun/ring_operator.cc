@@ -190,10 +190,11 @@ class Ring : public JobOperator {
         return fail(ErrorCode::kShapeMismatch,
                     "--lengths are of {} rows in all, and the tensors have {}", rows, q[0]);
       }
+    } else if (q[0] == 0) {
+      return fail(ErrorCode::kInvalidArgument, "a sequence of 0 rows");
     } else if (q[0] < parts_of(job)) {
-      return fail(ErrorCode::kInvalidArgument,
-                  "a sequence of {} can't be split into {} parts for {} ranks; use fewer", q[0],
-                  parts_of(job), job.world());
+      // A packed sequence may be too short to give every rank a row.
+      job.lengths = {static_cast<std::uint32_t>(q[0])};
     }
     job.rows = job.rows_per_launch = q[0];
     job.out_shape = q;

@@ -373,6 +373,11 @@ class RingCase : public CaseWithOptions<RingOptions> {
     RingOptions o = options_;
     // A GPU's weights are rounded: of a long sequence the LSE says more than the output.
     if (spec.executor == "cuda") o.lse = true;
+    // Packed sequences may be too short to give every rank a row.
+    if (o.lengths.empty() && o.seq < spec.world() * (o.causal ? 2u : 1u)) {
+      o.lengths.assign(o.batch, static_cast<std::uint32_t>(o.seq));
+      o.batch = 1;
+    }
     const RingAttention::Shape shape{
         o.rows(), o.query_heads,      o.key_heads, o.head_dim,
         o.causal, data_type_of(spec), o.batch,     static_cast<std::uint32_t>(o.lengths.size())};
