@@ -66,6 +66,14 @@ std::string list_of(const std::vector<std::uint32_t>& ranks) {
   return text;
 }
 
+std::string awaited_text(const RankProgress& progress) {
+  std::string text = progress.waits_for;
+  if (text.empty() || progress.waits_for_rank < 0) return text;
+  // The client names what is of the other rank.
+  if (text == "its launch" || text == "its end") text.replace(0, 3, "the");
+  return text + fmt::format(" of rank {}", progress.waits_for_rank);
+}
+
 std::string describe(const RankProgress& progress) {
   if (progress.phase == kExchangePhase) {
     return fmt::format("in {}, which rank {} has not joined", progress.waits_for,
@@ -75,8 +83,7 @@ std::string describe(const RankProgress& progress) {
   std::string text = fmt::format("{} launch {}", progress.op, progress.epoch);
   if (progress.tag != 0) text += fmt::format(" (tag {})", progress.tag);
   if (!progress.phase.empty()) text += ", " + progress.phase;
-  if (!progress.waits_for.empty()) text += " waits for " + progress.waits_for;
-  if (progress.waits_for_rank >= 0) text += fmt::format(" of rank {}", progress.waits_for_rank);
+  if (!progress.waits_for.empty()) text += " waits for " + awaited_text(progress);
   const auto count = [&text](std::uint32_t done, std::uint32_t all, const char* of) {
     if (all != 0) {
       text += fmt::format(", {} of {} {}", done, all, of);

@@ -32,6 +32,9 @@ std::vector<HeldUp> who_holds_up(const std::vector<RankDoing>& ranks);
 /// which rank 2 has not joined"; empty: not told.
 std::string describe(const RankProgress& progress);
 
+/// "the launch of rank 2", "an arrival of rank 5"; empty: it does not wait.
+std::string awaited_text(const RankProgress& progress);
+
 /// "0, 1, 5"; long ones are cut.
 std::string list_of(const std::vector<std::uint32_t>& ranks);
 

@@ -9,6 +9,7 @@
 
 #include "daemon/control/held_up.h"
 #include "daemon/mkctl/render.h"
+#include "daemon/mkctl/slow_rank.h"
 #include "daemon/mkctl/table.h"
 
 namespace mk::mkctl {
@@ -18,65 +19,10 @@ constexpr std::array<std::string_view, 11> kKinds{
     "peer-down",   "link-down",    "link-stalled", "rank-stopped", "link-slow",  "rank-holds",
     "rank-behind", "rank-missing", "ring-stuck",   "launch-long",  "rank-slower"};
 
-// Of a rank's time between the looks: one that waits for more than the first is held up, one that
-// waits for less than the second holds others up if anybody does.
-constexpr double kHeldUp = 0.6;
-constexpr double kHolds = 0.3;
-/// Times that a daemon has looked at a rank meanwhile, so that these say something.
-constexpr std::uint64_t kLooksMin = 3;
-/// A rank that waits for so much less of its time than any rank outside its group is slower than
-/// those. Ranks of one group differ by the second at most.
-constexpr double kSlowerBy = 0.1;
-constexpr double kAlike = 0.05;
-/// For that: the share of 100 looks has an error of 4 points.
-constexpr std::uint64_t kLooksOfShares = 80;
-
 std::size_t weight_of(const Finding& finding) {
   return static_cast<std::size_t>(std::find(kKinds.begin(), kKinds.end(), finding.kind) -
                                   kKinds.begin());
 }
-
-struct Rank {
-  std::uint32_t node = 0;
-  const v1::Session* before = nullptr;  ///< null: attached between the looks
-  const v1::Session* after = nullptr;
-  double commands_per_second = 0;
-
-  /// Times that its daemon has looked at it between the looks; 0: it does not tell.
-  std::uint64_t looks() const {
-    if (before == nullptr || !after->has_progress()) return 0;
-    return after->progress().looks() - before->progress().looks();
-  }
-  /// The share of them in which it waited; of which it was in a launch.
-  double waited() const {
-    return part(after->progress().looks_waiting() - before->progress().looks_waiting());
-  }
-  double in_launch() const {
-    return part(after->progress().looks_in_launch() - before->progress().looks_in_launch());
-  }
-  /// In a launch, for most of the time, and seldom waiting.
-  bool works() const { return looks() != 0 && in_launch() >= 0.5 && waited() <= kHolds; }
-  /// At both looks, for the same rank.
-  bool waits() const {
-    return looks() != 0 && !after->progress().waits_for().empty() &&
-           !before->progress().waits_for().empty() &&
-           after->progress().waits_for_rank() == before->progress().waits_for_rank();
-  }
-
- private:
-  double part(std::uint64_t of) const {
-    return static_cast<double>(of) / static_cast<double>(looks());
-  }
-};
-
-/// By name, all ranks of all nodes.
-using Ranks = std::map<std::uint32_t, Rank>;
-
-std::string numbers(const std::vector<std::uint32_t>& all) {
-  return (all.size() == 1 ? "rank " : "ranks ") + daemon::control::list_of(all);
-}
-
-std::uint64_t launch_of(std::uint64_t launches) { return launches / 2 + launches % 2; }
 
 class Search {
  public:
@@ -278,7 +224,7 @@ class Search {
     if (working.empty()) return false;
     for (const std::uint32_t number : named.empty() ? working : named) {
       const Rank& rank = all.at(number);
-      std::string does = "in no launch";
+      std::string does = "in no launch" + elsewhere(job, rank);
       if (rank.in_launch() >= 0.5) does = "works: " + daemon::control::describe(work_of(rank));
       add({"rank-holds", job, person(number, rank),
            fmt::format("{}; meanwhile {}", does, waits_of(waiting, all)), number, rank.node,
@@ -363,46 +309,25 @@ class Search {
     return nullptr;
   }
 
-  /// What a rank that works does: as at that look at which it did not wait for an instant.
-  static daemon::RankProgress work_of(const Rank& rank) {
-    for (const v1::Session* look : {rank.after, rank.before}) {
-      if (look->progress().waits_for().empty()) return progress_of(look->progress());
+  /// A process may be in several jobs (the groups of its ranks): ": its process is in job 'tp',
+  /// gemm_ar launch 3, compute". Empty: nothing of that is known.
+  std::string elsewhere(const std::string& job, const Rank& rank) const {
+    for (const auto& [other, ranks] : jobs_) {
+      if (other == job || rank.after->pid() == 0) continue;
+      for (const auto& [number, its] : ranks) {
+        const v1::Session& now = *its.after;
+        const bool busy = now.launches() % 2 == 1 || !now.progress().waits_for().empty();
+        if (its.node != rank.node || now.pid() != rank.after->pid() || !busy) continue;
+        return fmt::format(": its process is in job '{}', {}", other,
+                           daemon::control::describe(progress_of(now.progress())));
+      }
     }
-    daemon::RankProgress its = progress_of(rank.after->progress());
-    its.phase.clear();
-    its.waits_for.clear();
-    its.waits_for_rank = -1;
-    return its;
+    return {};
   }
 
   static std::string unseen(const Motion& motion) {
     return fmt::format("{} of {} ranks, which were not seen", motion.world - motion.ranks_seen,
                        motion.world);
-  }
-
-  /// "ranks 0, 1 wait at least 97% of the time, rank 0 in reduce of gemm_ar launch 3 for a tile of
-  /// rank 3"
-  static std::string waits_of(const std::vector<std::uint32_t>& waiting, const Ranks& all) {
-    double least = 1;
-    for (const std::uint32_t number : waiting) least = std::min(least, all.at(number).waited());
-    constexpr double kAll = 0.995;
-    std::string text = fmt::format(
-        "{} {} {}", numbers(waiting), waiting.size() == 1 ? "waits" : "wait",
-        least < kAll ? fmt::format("at least {:.0f}% of the time", 100 * least) : "all the time");
-    for (const std::uint32_t number : waiting) {
-      const v1::Progress& its = all.at(number).after->progress();
-      if (its.waits_for().empty()) continue;
-      if (its.phase() == daemon::kExchangePhase) {
-        text += fmt::format(", rank {} {}", number, daemon::control::describe(progress_of(its)));
-        break;
-      }
-      text += fmt::format(", rank {} in {} of {} launch {} for {}", number, its.phase(), its.op(),
-                          its.epoch(), its.waits_for());
-      if (its.waits_for_rank() >= 0 && its.waits_for_rank() != static_cast<std::int32_t>(number))
-        text += fmt::format(" of rank {}", its.waits_for_rank());
-      break;
-    }
-    return text;
   }
 
   /// Whether rank `number` is in a launch that another who does not move has yet to come to, or
@@ -418,10 +343,6 @@ class Search {
       return its.launches() < here &&
              std::find(standing.begin(), standing.end(), other.first) != standing.end();
     });
-  }
-
-  static std::string person(std::uint32_t number, const Rank& rank) {
-    return fmt::format("rank {} (node {}, pid {})", number, rank.node, rank.after->pid());
   }
 
   void behind(const std::string& job, std::uint32_t number, const Rank& rank, std::uint64_t most,

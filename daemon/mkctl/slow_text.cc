@@ -3,10 +3,48 @@
 
 #include <string>
 
+#include "daemon/mkctl/render.h"
 #include "daemon/mkctl/slow.h"
+#include "daemon/mkctl/slow_rank.h"
 #include "daemon/mkctl/table.h"
 
 namespace mk::mkctl {
+
+std::string person(std::uint32_t number, const Rank& rank) {
+  return fmt::format("rank {} (node {}, pid {})", number, rank.node, rank.after->pid());
+}
+
+daemon::RankProgress work_of(const Rank& rank) {
+  for (const v1::Session* look : {rank.after, rank.before}) {
+    if (look->progress().waits_for().empty()) return progress_of(look->progress());
+  }
+  daemon::RankProgress its = progress_of(rank.after->progress());
+  its.phase.clear();
+  its.waits_for.clear();
+  its.waits_for_rank = -1;
+  return its;
+}
+
+std::string waits_of(const std::vector<std::uint32_t>& waiting, const Ranks& all) {
+  double least = 1;
+  for (const std::uint32_t number : waiting) least = std::min(least, all.at(number).waited());
+  constexpr double kAll = 0.995;
+  std::string text = fmt::format(
+      "{} {} {}", numbers(waiting), waiting.size() == 1 ? "waits" : "wait",
+      least < kAll ? fmt::format("at least {:.0f}% of the time", 100 * least) : "all the time");
+  for (const std::uint32_t number : waiting) {
+    const v1::Progress& its = all.at(number).after->progress();
+    if (its.waits_for().empty()) continue;
+    if (its.phase() == daemon::kExchangePhase) {
+      text += fmt::format(", rank {} {}", number, daemon::control::describe(progress_of(its)));
+      break;
+    }
+    text += fmt::format(", rank {} in {} of {} launch {} for {}", number, its.phase(), its.op(),
+                        its.epoch(), daemon::control::awaited_text(progress_of(its)));
+    break;
+  }
+  return text;
+}
 
 std::string render(const Slowness& slowness) {
   std::string text;

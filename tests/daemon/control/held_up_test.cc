@@ -98,6 +98,15 @@ RankDoing doing(std::uint32_t rank, std::int32_t whom, bool in_launch = true) {
   return one;
 }
 
+TEST(HeldUp, OfWhomAWaitIs) {
+  RankProgress progress = doing(0, 3).progress;
+  EXPECT_EQ(awaited_text(progress), "a tile of rank 3");
+  progress.waits_for = "its launch";
+  EXPECT_EQ(awaited_text(progress), "the launch of rank 3");
+  EXPECT_EQ(describe(progress), "gemm_ar launch 3, reduce waits for the launch of rank 3");
+  EXPECT_EQ(awaited_text(doing(0, -1).progress), "");
+}
+
 TEST(HeldUp, WaitsLeadToTheRankThatWorks) {
   const auto found = who_holds_up({doing(0, 1), doing(1, 3), doing(2, 3), doing(3, -1)});
   ASSERT_EQ(found.size(), 1u);

@@ -217,6 +217,28 @@ TEST(WhoIsSlow, TheRankThatComputesWhileOthersWaitInAnExchange) {
             "the time, rank 0 in exchange 'more', which rank 2 has not joined");
 }
 
+TEST(WhoIsSlow, ARankWhoseProcessIsInAnotherGroup) {
+  // The process of rank 1 waits in the job 'dp', so that rank 0 waits for it in 'train'.
+  Node node(0);
+  node.rank(0, 41, 41).says(10, 1).rank(1, 40, 40).says(0);
+  node.rank(5, 31, 31).says(10, 7);
+  for (v1::StatsSample* sample : {&node.look_.before, &node.look_.after}) {
+    sample->mutable_ranks(1)->set_pid(4711);
+    sample->mutable_ranks(1)->mutable_progress()->set_looks_in_launch(100);
+    sample->mutable_ranks(2)->set_pid(4711);
+    sample->mutable_ranks(2)->set_job("dp");
+  }
+  const auto found = find({node}).findings;
+  const auto holder = std::find_if(found.begin(), found.end(), [](const Finding& one) {
+    return one.job == "train" && one.kind == "rank-holds";
+  });
+  ASSERT_NE(holder, found.end());
+  EXPECT_EQ(holder->rank, 1);
+  EXPECT_THAT(holder->why,
+              testing::StartsWith("in no launch: its process is in job 'dp', gemm_ar launch 21, "
+                                  "reduce waits for a tile of rank 7"));
+}
+
 TEST(WhoIsSlow, NobodyWhoIsSeenWhereTheWaitsLeadElsewhere) {
   const auto found = find({Node(0).rank(0, 42, 42).exchanges(2).rank(1, 41, 41).says(0)});
   ASSERT_EQ(found.findings.size(), 1u);
