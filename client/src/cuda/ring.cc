@@ -1,11 +1,11 @@
-#include "client/src/cuda/gemm.h"
+#include "client/src/cuda/planned_by_shape.h"
 #include "kernels/ops/ring/sm90.h"
 #include "kernels/ops/ring/spec.h"
 
 namespace mk {
 namespace {
 
-constexpr const char* kOp = "ring";
+constexpr const char* kName = "ring";
 
 kernels::cuda::AttentionTensor tensor_of(const void* data, const kernels::RingStrides& strides) {
   kernels::cuda::AttentionTensor tensor;
@@ -26,7 +26,7 @@ class Ring final : public CudaOperator<DeviceRing, kernels::RingAttentionCuda> {
     const std::pair<const char*, const void*> all[] = {
         {"q", tensors.q},     {"k", tensors.k},     {"v", tensors.v},
         {"out", tensors.out}, {"lse", tensors.lse}, {"sequence_starts", tensors.starts}};
-    for (const auto& [name, memory] : all) MK_RETURN_IF_ERROR(check_on_gpu(kOp, name, memory));
+    for (const auto& [name, memory] : all) MK_RETURN_IF_ERROR(check_on_gpu(kName, name, memory));
     kernels::RingAttentionDeviceTensors on_device;
     on_device.q = tensor_of(tensors.q, tensors.q_strides);
     on_device.k = tensor_of(tensors.k, tensors.k_strides);
@@ -46,36 +46,33 @@ class Ring final : public CudaOperator<DeviceRing, kernels::RingAttentionCuda> {
   std::vector<kernels::TraceEvent> trace() const override { return cuda().trace(); }
 };
 
-Result<kernels::RingAttentionPlan> plan_of(const Session::Impl& session,
-                                           const kernels::RingAttentionShape& shape,
-                                           const Tuning& tuning) {
-  const AttachOptions& options = session.options();
-  auto tiling = kernels::ring_attention_cuda_tiling(shape);
-  tiling.chunk_bytes = tuning.chunk_bytes;
-  return kernels::RingAttentionPlan::make(options.nodes, options.local_size, shape, tiling);
-}
+struct RingOnGpu {
+  static constexpr const char* kOp = kName;
+  using Device = DeviceRing;
+  using Operator = Ring;
+  using Cuda = kernels::RingAttentionCuda;
+
+  static Result<kernels::RingAttentionPlan> plan(const AttachOptions& options,
+                                                 const kernels::RingAttentionShape& shape,
+                                                 std::uint32_t chunk_bytes) {
+    auto tiling = kernels::ring_attention_cuda_tiling(shape);
+    tiling.chunk_bytes = chunk_bytes;
+    return kernels::RingAttentionPlan::make(options.nodes, options.local_size, shape, tiling);
+  }
+};
 
 }  // namespace
 
 Result<std::uint64_t> device_workspace_ring(Session::Impl& session,
                                             const kernels::RingAttentionShape& shape,
                                             const Tuning& tuning) {
-  MK_RETURN_IF_ERROR(expected_share(session));  // a GPU is there
-  MK_ASSIGN_OR_RETURN(const auto plan, plan_of(session, shape, tuning));
-  return plan.workspace_bytes;
+  return device_workspace_by_shape<RingOnGpu>(session, shape, tuning);
 }
 
 Result<std::unique_ptr<DeviceRing>> make_device_ring(Session::Impl& session,
                                                      const kernels::RingAttentionShape& shape,
                                                      const Tuning& tuning) {
-  MK_ASSIGN_OR_RETURN(const DeviceShare share, share_device(session));
-  MK_ASSIGN_OR_RETURN(const auto plan, plan_of(session, shape, tuning));
-  MK_ASSIGN_OR_RETURN(const auto options, own_options(session, share, tuning));
-  return make_device_operator<Ring>(session, kOp, describe_plan(plan), plan.workspace_bytes,
-                                    plan.flag_count(), [&](const OperatorMemory& memory) {
-                                      return kernels::RingAttentionCuda::create(
-                                          plan, memory.context(), options);
-                                    });
+  return make_device_by_shape<RingOnGpu>(session, shape, tuning);
 }
 
 }  // namespace mk

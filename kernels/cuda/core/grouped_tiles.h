@@ -5,6 +5,7 @@
 
 #include <cstdint>
 
+#include "kernels/comm/row_bands.h"
 #include "shm/platform.h"
 
 namespace mk::kernels::cuda {
@@ -76,17 +77,15 @@ class GroupedTileList {
     const std::uint32_t row_tiles = starts_[expert + 1] - first;
     const std::uint32_t within = step - first * columns_;
     const std::uint32_t band_tiles = band_ * columns_;
-    const std::uint32_t band_row = within / band_tiles * band_;
-    const std::uint32_t left = row_tiles - band_row;
-    const std::uint32_t height = left < band_ ? left : band_;
-    const std::uint32_t in_band = within % band_tiles;
-    const std::uint32_t row_tile = band_row + in_band % height;
+    const std::uint32_t band = within / band_tiles;
+    const auto [row_tile, column] =
+        tile_in_band(band * band_, within - band * band_tiles, row_tiles, band_);
     const RowRange range = rows.of(expert);
     const std::uint32_t row = range.begin + row_tile * kGroupedTileRows;
     const std::uint32_t rest = range.end - row;
     GroupedTile tile;
     tile.m = static_cast<int>(first + row_tile);
-    tile.n = static_cast<int>(in_band / height);
+    tile.n = static_cast<int>(column);
     tile.expert = static_cast<int>(expert);
     tile.row = static_cast<int>(row);
     tile.rows = static_cast<int>(rest < kGroupedTileRows ? rest : kGroupedTileRows);

@@ -1,14 +1,10 @@
 #include "kernels/ops/combine/sm90.h"
 
 #include <algorithm>
-#include <array>
-#include <new>
 
-#include "kernels/comm/plan_tools.h"
 #include "kernels/cuda/core/tensor_map.h"
 #include "kernels/cuda/host/on_device.h"
 #include "kernels/cuda/host/operator_inputs.h"
-#include "kernels/cuda/host/planned.h"
 #include "kernels/ops/combine/schedule.h"
 
 namespace mk::kernels {
@@ -27,19 +23,10 @@ Tiling combine_cuda_tiling() {
   return tiling;
 }
 
-CombineCuda::CombineCuda(const CombinePlan& plan) : plan_(plan), frame_(kOp) {
-  arguments_.launch.plan = plan;
-}
-
-CombineCuda::~CombineCuda() {
-  const cuda::OnDevice on_device(frame_.device());
-  cudaFreeHost(refusals_);
-}
-
 Result<std::unique_ptr<CombineCuda>> CombineCuda::create(const CombinePlan& plan,
                                                          const RankContext& context,
                                                          const CudaOptions& options) {
-  std::unique_ptr<CombineCuda> made(new CombineCuda(plan));
+  std::unique_ptr<CombineCuda> made(new CombineCuda(kOp, plan));
   MK_RETURN_IF_ERROR(made->start(context, options));
   return made;
 }
@@ -47,10 +34,7 @@ Result<std::unique_ptr<CombineCuda>> CombineCuda::create(const CombinePlan& plan
 Status CombineCuda::start(const RankContext& context, const CudaOptions& options) {
   const World& of = context.world;
   const CombineShape& shape = plan_.shape;
-  if (plan_.tile_m > static_cast<std::uint32_t>(cuda::kCombineTileRows)) {
-    return fail(ErrorCode::kUnsupported, "{}: tiles of {} rows: the kernel's have at most {}", kOp,
-                plan_.tile_m, cuda::kCombineTileRows);
-  }
+  MK_RETURN_IF_ERROR(check_tile_rows(cuda::kCombineTileRows));
   if (plan_.nodes > 1 && plan_.flags().has_releases()) {
     return fail(ErrorCode::kUnsupported,
                 "{}: one bank over {} nodes: on GPUs it takes two (leave banks open)", kOp,
@@ -65,60 +49,37 @@ Status CombineCuda::start(const RankContext& context, const CudaOptions& options
                 "tokens_max",
                 kOp, tiles, slots, kTilesMax, kSlotsMax);
   }
-  MK_RETURN_IF_ERROR(check_context(kOp, plan_.nodes, plan_.locals, plan_.flag_count(),
-                                   std::max(1u, options.send_groups.count()), context));
-  MK_ASSIGN_OR_RETURN(const auto job, cuda::job_plan_of(options));
   plan::Problem problem;
   problem.op = plan::Op::kCombine;
-  problem.nodes = of.nodes;
-  problem.locals = of.locals;
   problem.shape = {shape.tokens_max * of.size(), shape.hidden, shape.features};
-  problem.experts = {shape.experts, shape.top_k};
-  problem.dtype = plan_.dtype;
   if (shape.partials == CombinePartials::kF32) problem.result.partials = Partials::kF32;
-  problem.ranks_per_device = options.ranks_per_device;
   const LaunchWork largest = plan_.work(shape.tokens_max * shape.top_k, shape.tokens_max);
-  const auto groups = plan::chosen_groups(problem, job->machine, largest, options.rates);
+  MK_RETURN_IF_ERROR(
+      ExpertOperator::start(problem, largest, plan_.flags(), context, options, kCombineM));
   CombineLaunch& launch = arguments_.launch;
-  MK_RETURN_IF_ERROR(frame_.start(context, options, cuda::accounted_needs(problem, groups),
-                                  plan_.flags(), launch, arguments_.frame));
   launch.blocks.plan = std::min(launch.blocks.reduce, kBlocksMax);
-  launch.m = kCombineM;
-  cuda::LaunchTold& told = arguments_.frame.host.told;
-  std::ranges::copy(std::array{shape.hidden, shape.features, shape.experts, shape.top_k},
-                    told.sizes);
   const auto* const words = reinterpret_cast<const CombineWords*>(
       launch.context.workspaces[of.local] + plan_.layout.words);
-  told.tiles_of = &words->tiles;
-  told.tiles_each = arguments_.columns;
-  told.planned = true;
+  tell(shape.hidden, shape.features, &words->tiles);
   plan::Candidate candidate;
-  candidate.compute_blocks = blocks().compute;
   candidate.stream_warpgroups = blocks().reduce;
-  account_ = plan::account_of(problem, job->machine, candidate, options.rates);
-
-  void* memory = nullptr;
-  MK_RETURN_IF_ERROR(frame_.check(
-      cudaHostAlloc(&memory, sizeof(CombineRefusals), cudaHostAllocMapped | cudaHostAllocPortable),
-      "pinned memory"));
-  launch.refusals = refusals_ = new (memory) CombineRefusals;
-  b_layout_ = options.b_layout;
+  account_for(problem, candidate, options);
   MK_RETURN_IF_ERROR(map_slots());
   return choose_kernel();
 }
 
 Status CombineCuda::choose_kernel() {
-  const auto layout = cuda::cuda_layout(b_layout_);
+  const auto layout = cuda::cuda_layout(b_layout());
   kernel_ = plan_.dtype == DType::kBf16 ? cuda::combine_kernel_bf16(layout, plan_.shape.partials)
                                         : cuda::combine_kernel_f16(layout, plan_.shape.partials);
   if (kernel_ == nullptr) {
     return fail(ErrorCode::kUnsupported,
                 "{}: {} with weights as {} and partials in {} is compiled in release builds only "
                 "(CMAKE_BUILD_TYPE=Release); use one, or bf16 and [H, I]",
-                kOp, name_of(plan_.dtype), b_layout_ == BLayout::kNK ? "[H, I]" : "[I, H]",
+                kOp, name_of(plan_.dtype), b_layout() == BLayout::kNK ? "[H, I]" : "[I, H]",
                 name_of(plan_.shape.partials));
   }
-  return frame_.check(kernel_->prepare(), "the device refuses the kernel");
+  return frame().check(kernel_->prepare(), "the device refuses the kernel");
 }
 
 /// Partials in fp32 as twice as many elements: the copy engine only moves them.
@@ -138,40 +99,21 @@ Status CombineCuda::map_slots() {
 
 Status CombineCuda::check_input(const CombineDeviceInput& input, const void* out) const {
   const CombineShape& shape = plan_.shape;
-  if (input.count > shape.tokens_max) {
-    return fail(ErrorCode::kInvalidArgument,
-                "{}: {} tokens are not in 0 to {}, which the operator was made for", kOp,
-                input.count, shape.tokens_max);
-  }
+  MK_RETURN_IF_ERROR(check_tokens(input.count));
   if (input.room > plan_.rows_max) {
     return fail(ErrorCode::kInvalidArgument,
                 "{}: room for {} rows; {} ranks of at most {} tokens with {} slots can give {}",
                 kOp, input.room, world().size(), shape.tokens_max, shape.top_k, plan_.rows_max);
   }
-  struct Address {
-    const char* name;
-    const void* address;
-    bool needed;
-    std::uintptr_t step;
-  };
   const bool tokens = input.count > 0;
   const bool rows = input.room > 0;
-  for (const Address& one :
-       {Address{"y", input.y, rows, 16}, Address{"rows", input.rows, rows, 16},
-        Address{"offsets", input.offsets, true, 4},
-        Address{"expert_weights", input.expert_weights, rows && experts().count > 0, 16},
-        Address{"ids", input.ids, tokens, 4}, Address{"out", out, tokens, 16},
-        Address{"residual", input.residual, tokens && input.residual != nullptr, 16}}) {
-    if (!one.needed) continue;
-    if (one.address == nullptr)
-      return fail(ErrorCode::kInvalidArgument, "{}: {} is null", kOp, one.name);
-    if (reinterpret_cast<std::uintptr_t>(one.address) % one.step != 0) {
-      return fail(ErrorCode::kInvalidArgument,
-                  "{}: the address of {}, {}, must be a multiple of {} bytes", kOp, one.name,
-                  fmt::ptr(one.address), one.step);
-    }
-  }
-  return {};
+  return check_addresses({{"y", input.y, rows, 16},
+                          {"rows", input.rows, rows, 16},
+                          {"offsets", input.offsets, true, 4},
+                          {"expert_weights", input.expert_weights, rows && experts().count > 0, 16},
+                          {"ids", input.ids, tokens, 4},
+                          {"out", out, tokens, 16},
+                          {"residual", input.residual, tokens && input.residual != nullptr, 16}});
 }
 
 Status CombineCuda::make_maps(const CombineDeviceInput& input) {
@@ -190,9 +132,9 @@ Status CombineCuda::make_maps(const CombineDeviceInput& input) {
   MK_ASSIGN_OR_RETURN(product.a, window(cuda::kCombineTileRows));
   MK_ASSIGN_OR_RETURN(arguments_.a_half, window(cuda::kCombineTileRows / 2));
   MK_ASSIGN_OR_RETURN(
-      product.b, cuda::make_expert_weights_map("expert_weights", type, cuda::cuda_layout(b_layout_),
-                                               input.expert_weights, experts().count, shape.hidden,
-                                               features, 1, cuda::kCombineTileColumns));
+      product.b, cuda::make_expert_weights_map(
+                     "expert_weights", type, cuda::cuda_layout(b_layout()), input.expert_weights,
+                     experts().count, shape.hidden, features, 1, cuda::kCombineTileColumns));
   return {};
 }
 
@@ -200,36 +142,24 @@ Status CombineCuda::launch(cudaStream_t stream, const CombineDeviceInput& input,
                            Mode mode) {
   MK_RETURN_IF_ERROR(check_input(input, out));
   MK_RETURN_IF_ERROR(status());
-  const cuda::OnDevice on_device(frame_.device());
+  const cuda::OnDevice on_device(frame().device());
   MK_RETURN_IF_ERROR(make_maps(input));
   // How many rows there are only the device knows: as many as at even routing.
   const std::uint32_t rows = std::min(input.room, input.count * plan_.shape.top_k);
-  const Estimate expected = account_.expected(plan_.work(rows, input.count));
   CombineLaunch& launch = arguments_.launch;
-  launch.mode = mode == Mode::kAuto ? expected.cheaper() : mode;
   launch.rows = input.rows;
   launch.offsets = input.offsets;
   launch.room = input.room;
   launch.routing = {input.count, plan_.shape.top_k, input.ids, nullptr};
   launch.residual = static_cast<const std::byte*>(input.residual);
   arguments_.c = out;
-  arguments_.frame.host.told.m = input.count;
-  MK_RETURN_IF_ERROR(frame_.put_on(stream, *kernel_, arguments_));
-  queued_ = {input.count, launch.mode, expected};
-  return {};
+  return enqueue(stream, *kernel_, input.count, plan_.work(rows, input.count), mode);
 }
 
 Result<LaunchStats> CombineCuda::finish(cudaStream_t stream) {
-  MK_ASSIGN_OR_RETURN(LaunchStats stats, frame_.finish(stream));
-  const std::uint32_t count = shm::load_acquire(&refusals_->count);
-  if (count != refused_) {
-    refused_ = count;
-    return tl::unexpected<Error>(plan_.refusal(world(), queued_.m, *refusals_));
-  }
-  stats.m = queued_.m;
-  stats.mode = queued_.mode;
-  stats.estimate = queued_.estimate;
-  return stats;
+  return finish_launches(stream, [this](const CombineRefusals& last) {
+    return plan_.refusal(world(), queued_tokens(), last);
+  });
 }
 
 }  // namespace mk::kernels

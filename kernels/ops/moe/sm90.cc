@@ -1,14 +1,8 @@
 #include "kernels/ops/moe/sm90.h"
 
-#include <algorithm>
-#include <array>
-#include <new>
-
-#include "kernels/comm/plan_tools.h"
 #include "kernels/cuda/core/tensor_map.h"
 #include "kernels/cuda/host/on_device.h"
 #include "kernels/cuda/host/operator_inputs.h"
-#include "kernels/cuda/host/planned.h"
 #include "kernels/ops/moe/block.h"
 
 namespace mk::kernels {
@@ -26,19 +20,10 @@ Tiling moe_dispatch_cuda_tiling() {
   return tiling;
 }
 
-MoeDispatchCuda::MoeDispatchCuda(const MoeDispatchPlan& plan) : plan_(plan), frame_(kOp) {
-  arguments_.launch.plan = plan;
-}
-
-MoeDispatchCuda::~MoeDispatchCuda() {
-  const cuda::OnDevice on_device(frame_.device());
-  cudaFreeHost(refusals_);
-}
-
 Result<std::unique_ptr<MoeDispatchCuda>> MoeDispatchCuda::create(const MoeDispatchPlan& plan,
                                                                  const RankContext& context,
                                                                  const CudaOptions& options) {
-  std::unique_ptr<MoeDispatchCuda> made(new MoeDispatchCuda(plan));
+  std::unique_ptr<MoeDispatchCuda> made(new MoeDispatchCuda(kOp, plan));
   MK_RETURN_IF_ERROR(made->start(context, options));
   return made;
 }
@@ -46,10 +31,7 @@ Result<std::unique_ptr<MoeDispatchCuda>> MoeDispatchCuda::create(const MoeDispat
 Status MoeDispatchCuda::start(const RankContext& context, const CudaOptions& options) {
   const World& of = context.world;
   const MoeDispatchShape& shape = plan_.shape;
-  if (plan_.tile_m > static_cast<std::uint32_t>(cuda::kMoeTileRows)) {
-    return fail(ErrorCode::kUnsupported, "{}: tiles of {} rows: the kernel's have at most {}", kOp,
-                plan_.tile_m, cuda::kMoeTileRows);
-  }
+  MK_RETURN_IF_ERROR(check_tile_rows(cuda::kMoeTileRows));
   arguments_.columns = div_up(shape.weight_columns(), cuda::kMoeTileColumns);
   const std::uint64_t tiles = routing_shape(plan_, of).tiles_max() * arguments_.columns;
   if (tiles > kTilesMax) {
@@ -58,47 +40,24 @@ Status MoeDispatchCuda::start(const RankContext& context, const CudaOptions& opt
                 "rows_max",
                 kOp, shape.rows_max, shape.weight_columns(), tiles, kTilesMax);
   }
-  MK_RETURN_IF_ERROR(check_context(kOp, plan_.nodes, plan_.locals, plan_.flag_count(),
-                                   std::max(1u, options.send_groups.count()), context));
-  MK_ASSIGN_OR_RETURN(const auto job, cuda::job_plan_of(options));
   plan::Problem problem;
   problem.op = plan::Op::kMoe;
-  problem.nodes = of.nodes;
-  problem.locals = of.locals;
   problem.shape = {shape.tokens_max * of.size(), shape.weight_columns(), shape.hidden};
-  problem.experts = {shape.experts, shape.top_k};
-  problem.dtype = plan_.dtype;
-  problem.ranks_per_device = options.ranks_per_device;
-  const auto groups =
-      plan::chosen_groups(problem, job->machine, plan_.work(of, shape.tokens_max), options.rates);
+  MK_RETURN_IF_ERROR(ExpertOperator::start(problem, plan_.work(of, shape.tokens_max),
+                                           {plan_.flag_count(), plan_.banks}, context, options,
+                                           kMoeDispatchM));
   MoeDispatchLaunch& launch = arguments_.launch;
-  MK_RETURN_IF_ERROR(frame_.start(context, options, cuda::accounted_needs(problem, groups),
-                                  {plan_.flag_count(), plan_.banks}, launch, arguments_.frame));
   arguments_.frame.heeds_peers = of.locals > 1 && plan_.tokens.local_banks == 1;
   const std::uint32_t streams = launch.blocks.share;
   launch.blocks.pull = streams;
   launch.blocks.plan = moe_dispatch_plan_groups(streams, of.size());
-  launch.m = kMoeDispatchM;
-  cuda::LaunchTold& told = arguments_.frame.host.told;
-  std::ranges::copy(std::array{shape.features, shape.hidden, shape.experts, shape.top_k},
-                    told.sizes);
-  told.tiles_of = &routing_plan_of(launch).summary().tiles;
-  told.tiles_each = arguments_.columns;
-  told.planned = true;
+  tell(shape.features, shape.hidden, &routing_plan_of(launch).summary().tiles);
   plan::Candidate candidate;
-  candidate.compute_blocks = blocks().compute;
   candidate.stream_warpgroups = streams;
   candidate.receive_warpgroups = blocks().receive;
-  account_ = plan::account_of(problem, job->machine, candidate, options.rates);
+  account_for(problem, candidate, options);
 
-  void* memory = nullptr;
-  MK_RETURN_IF_ERROR(frame_.check(
-      cudaHostAlloc(&memory, sizeof(MoeRefusals), cudaHostAllocMapped | cudaHostAllocPortable),
-      "pinned memory"));
-  launch.refusals = refusals_ = new (memory) MoeRefusals;
-
-  b_layout_ = options.b_layout;
-  const auto layout = cuda::cuda_layout(b_layout_);
+  const auto layout = cuda::cuda_layout(b_layout());
   kernel_ = plan_.dtype == DType::kBf16
                 ? cuda::moe_dispatch_kernel_bf16(layout, shape.epilogue, shape.bias)
                 : cuda::moe_dispatch_kernel_f16(layout, shape.epilogue, shape.bias);
@@ -107,48 +66,30 @@ Status MoeDispatchCuda::start(const RankContext& context, const CudaOptions& opt
         ErrorCode::kUnsupported,
         "{}: {} with weights as {} and the epilogue {}{} is compiled in release builds only "
         "(CMAKE_BUILD_TYPE=Release); use one, or bf16 and [F, H]{}",
-        kOp, name_of(plan_.dtype), b_layout_ == BLayout::kNK ? "[F, H]" : "[H, F]",
+        kOp, name_of(plan_.dtype), b_layout() == BLayout::kNK ? "[F, H]" : "[H, F]",
         name_of(shape.epilogue), shape.bias ? " with a bias" : "",
         shape.bias ? " with the epilogue gated-silu" : "");
   }
-  return frame_.check(kernel_->prepare(), "the device refuses the kernel");
+  return frame().check(kernel_->prepare(), "the device refuses the kernel");
 }
 
 Status MoeDispatchCuda::check_input(const MoeDispatchInput& input, const void* y,
                                     std::uint32_t capacity) const {
   const MoeDispatchShape& shape = plan_.shape;
-  if (input.count > shape.tokens_max) {
-    return fail(ErrorCode::kInvalidArgument,
-                "{}: {} tokens are not in 0 to {}, which the operator was made for", kOp,
-                input.count, shape.tokens_max);
-  }
+  MK_RETURN_IF_ERROR(check_tokens(input.count));
   if (capacity > shape.rows_max) {
     return fail(ErrorCode::kInvalidArgument,
                 "{}: room for {} output rows; the operator was made for at most {}", kOp, capacity,
                 shape.rows_max);
   }
-  struct Address {
-    const char* name;
-    const void* address;
-    bool needed;
-    std::uintptr_t step;
-  };
   const bool some = input.count > 0;
-  for (const Address& one :
-       {Address{"tokens", input.tokens, some, 16}, Address{"ids", input.ids, some, 4},
-        Address{"weights", input.weights, some, 4},
-        Address{"expert_weights", input.expert_weights, experts().count > 0, 16},
-        Address{"bias", input.bias, shape.bias && experts().count > 0, 16},
-        Address{"y", y, capacity > 0, 16}}) {
-    if (!one.needed) continue;
-    if (one.address == nullptr)
-      return fail(ErrorCode::kInvalidArgument, "{}: {} is null", kOp, one.name);
-    if (reinterpret_cast<std::uintptr_t>(one.address) % one.step != 0) {
-      return fail(ErrorCode::kInvalidArgument,
-                  "{}: the address of {}, {}, must be a multiple of {} bytes", kOp, one.name,
-                  fmt::ptr(one.address), one.step);
-    }
-  }
+  MK_RETURN_IF_ERROR(
+      check_addresses({{"tokens", input.tokens, some, 16},
+                       {"ids", input.ids, some, 4},
+                       {"weights", input.weights, some, 4},
+                       {"expert_weights", input.expert_weights, experts().count > 0, 16},
+                       {"bias", input.bias, shape.bias && experts().count > 0, 16},
+                       {"y", y, capacity > 0, 16}}));
   return plan_.check_bias(world(), input);
 }
 
@@ -175,7 +116,7 @@ Status MoeDispatchCuda::make_maps(const MoeDispatchInput& input, void* y, std::u
   if (experts().count > 0) {
     MK_ASSIGN_OR_RETURN(
         product.b,
-        cuda::make_expert_weights_map("expert_weights", type, cuda::cuda_layout(b_layout_),
+        cuda::make_expert_weights_map("expert_weights", type, cuda::cuda_layout(b_layout()),
                                       input.expert_weights, experts().count, shape.weight_columns(),
                                       hidden, arguments_.halves, cuda::kMoeTileColumns));
   }
@@ -191,40 +132,29 @@ Status MoeDispatchCuda::launch(cudaStream_t stream, const MoeDispatchInput& inpu
                                std::uint32_t capacity, Mode mode) {
   MK_RETURN_IF_ERROR(check_input(input, y, capacity));
   MK_RETURN_IF_ERROR(status());
-  const cuda::OnDevice on_device(frame_.device());
+  const cuda::OnDevice on_device(frame().device());
   MK_RETURN_IF_ERROR(make_maps(input, y, capacity));
-  const Estimate expected = account_.expected(plan_.work(world(), input.count));
   MoeDispatchLaunch& launch = arguments_.launch;
-  launch.mode = mode == Mode::kAuto ? expected.cheaper() : mode;
   launch.routing = {input.count, plan_.shape.top_k, input.ids, input.weights};
   launch.tokens = static_cast<const std::byte*>(input.tokens);
   launch.capacity = capacity;
-  arguments_.frame.host.told.m = input.count;
   arguments_.bias = input.bias;
-  MK_RETURN_IF_ERROR(frame_.put_on(stream, *kernel_, arguments_));
-  queued_ = {input.count, launch.mode, expected};
-  return {};
+  return enqueue(stream, *kernel_, input.count, plan_.work(world(), input.count), mode);
 }
 
 Result<LaunchStats> MoeDispatchCuda::finish(cudaStream_t stream) {
-  MK_ASSIGN_OR_RETURN(LaunchStats stats, frame_.finish(stream));
-  const std::uint32_t count = shm::load_acquire(&refusals_->count);
   rows_ = 0;
-  if (count != refused_) {
-    refused_ = count;
-    return tl::unexpected<Error>(
-        plan_.refusal(world(), refusals_->epoch, refusals_->capacity, refusals_->summary));
-  }
-  const cuda::OnDevice on_device(frame_.device());
+  MK_ASSIGN_OR_RETURN(const LaunchStats stats,
+                      finish_launches(stream, [this](const MoeRefusals& last) {
+                        return plan_.refusal(world(), last.epoch, last.capacity, last.summary);
+                      }));
+  const cuda::OnDevice on_device(frame().device());
   PlanSummary summary;
-  MK_RETURN_IF_ERROR(frame_.check(
+  MK_RETURN_IF_ERROR(frame().check(
       cudaMemcpyAsync(&summary, output().summary, sizeof summary, cudaMemcpyDeviceToHost, stream),
       "the plan's summary"));
-  MK_RETURN_IF_ERROR(frame_.check(cudaStreamSynchronize(stream), "the plan's summary"));
+  MK_RETURN_IF_ERROR(frame().check(cudaStreamSynchronize(stream), "the plan's summary"));
   rows_ = summary.rows;
-  stats.m = queued_.m;
-  stats.mode = queued_.mode;
-  stats.estimate = queued_.estimate;
   return stats;
 }
 

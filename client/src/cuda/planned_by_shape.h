@@ -1,0 +1,53 @@
+/// \file
+/// Operators on GPUs on whose plan all ranks agree by its shape alone: the planner has no say in
+/// it. An operator is a type:
+///
+///     static constexpr const char* kOp;        in messages
+///     using Device;                            of device_operator.h
+///     using Operator;                          the CudaOperator
+///     using Cuda;                              the operator in kernels/
+///     static Result<Plan> plan(const AttachOptions&, const Shape&, std::uint32_t chunk_bytes);
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "client/src/cuda/gemm.h"
+
+namespace mk {
+
+template <class Plan>
+std::uint64_t workspace_bytes_of(const Plan& plan) {
+  if constexpr (requires { plan.workspace_bytes(); }) {
+    return plan.workspace_bytes();
+  } else {
+    return plan.workspace_bytes;
+  }
+}
+
+/// Not collective.
+template <class Kind, class Shape>
+Result<std::uint64_t> device_workspace_by_shape(Session::Impl& session, const Shape& shape,
+                                                const Tuning& tuning) {
+  MK_RETURN_IF_ERROR(expected_share(session));  // a GPU is there
+  MK_ASSIGN_OR_RETURN(const auto plan, Kind::plan(session.options(), shape, tuning.chunk_bytes));
+  return workspace_bytes_of(plan);
+}
+
+/// Collective.
+template <class Kind, class Shape>
+Result<std::unique_ptr<typename Kind::Device>> make_device_by_shape(Session::Impl& session,
+                                                                    const Shape& shape,
+                                                                    const Tuning& tuning) {
+  MK_ASSIGN_OR_RETURN(const DeviceShare share, share_device(session));
+  MK_ASSIGN_OR_RETURN(const auto plan, Kind::plan(session.options(), shape, tuning.chunk_bytes));
+  MK_ASSIGN_OR_RETURN(auto options, own_options(session, share, tuning));
+  if constexpr (requires { shape.b_layout; }) options.b_layout = shape.b_layout;
+  return make_device_operator<typename Kind::Operator>(
+      session, Kind::kOp, describe_plan(plan), workspace_bytes_of(plan), plan.flag_count(),
+      [&](const OperatorMemory& memory) {
+        return Kind::Cuda::create(plan, memory.context(), options);
+      });
+}
+
+}  // namespace mk
