@@ -8,6 +8,7 @@
 
 #include "kernels/cuda/host/operator_inputs.h"
 #include "tests/gpu/devices.h"
+#include "tests/gpu/placed_ranks.h"
 #include "tests/gpu/summed_reference.h"
 #include "tests/gpu/transfers.h"
 #include "tests/kernels/combine/handles.h"
@@ -35,16 +36,6 @@ bool CombineSetup::has_kernel() const {
 
 CombineRanks::CombineRanks(const CombineSetup& setup)
     : setup_(setup), ranks_(setup.world()), routing_(setup.sets) {
-  const int devices = std::min(setup.devices, static_cast<int>(world()));
-  for (int from = 0; from < devices; ++from) {
-    for (int to = 0; to < devices; ++to) {
-      if (from != to) allow_access(from, to);
-    }
-  }
-  const auto used = static_cast<std::uint32_t>(devices);
-  const std::uint32_t per_device = (world() + used - 1) / used;
-  // Ranks of several nodes leave some SMs to the copies between them, if they share a GPU.
-  const std::uint32_t shares = per_device > 1 && setup.nodes > 1 ? per_device + 1 : per_device;
   kernels::Tiling tiling = kernels::combine_cuda_tiling();
   tiling.chunk_bytes = setup.chunk_bytes;
   plan_ = or_exit(kernels::CombinePlan::make(setup.nodes, setup.locals, setup.shape, setup.dtype,
@@ -53,40 +44,22 @@ CombineRanks::CombineRanks(const CombineSetup& setup)
   const auto make = [](std::size_t bytes) {
     return std::make_unique<DeviceMemory>(std::max<std::size_t>(bytes, 16));
   };
-  std::vector<int> device_of;
-  std::vector<std::byte*> workspaces;
-  for (std::uint32_t r = 0; r < world(); ++r) {
-    Rank& rank = ranks_[r];
-    rank.device = static_cast<int>(r) % devices;
-    make_current(r);
-    require(cudaStreamCreateWithFlags(&rank.stream, cudaStreamNonBlocking), "stream");
-    rank.workspace = make(plan_.workspace_bytes());
+  const JobPlaces places{setup.nodes, setup.locals, static_cast<std::uint32_t>(setup.devices),
+                         plan_.workspace_bytes(), plan_.flag_count()};
+  const auto fill_in = [&](Rank& rank, std::uint32_t r) {
     const std::size_t here = shard_of(shape.experts, world(), r).count;
     rank.expert_weights = make(here * shape.hidden * shape.features * 2);
     rank.out = make(static_cast<std::size_t>(output_elements()) * 2);
     rank.sets.resize(setup.sets);
-    require(cudaMemset(rank.workspace->data(), 0, plan_.workspace_bytes()), "workspace");
-    require(cudaDeviceSynchronize(), "workspace");
-    device_of.push_back(rank.device);
-    workspaces.push_back(static_cast<std::byte*>(rank.workspace->data()));
-  }
-  if (setup.nodes > 1) {
-    proxy_ = std::make_unique<HostProxy>(setup.nodes, setup.locals, plan_.flag_count(), device_of,
-                                         workspaces);
-  }
-  kernels::CudaOptions options = setup.options;
-  options.ranks_per_device = shares;
-  for (std::uint32_t r = 0; r < world(); ++r) {
-    make_current(r);
-    const kernels::RankContext context =
-        rank_context(setup.nodes, setup.locals, r, workspaces, setup.abort, proxy_.get());
+  };
+  const auto create = [&](std::uint32_t r, const kernels::RankContext& context,
+                          const kernels::CudaOptions& options) {
     ranks_[r].op = or_exit(kernels::CombineCuda::create(plan_, context, options));
     // CUDA loads a kernel at its first launch, and may wait for the device to be idle to do so.
     poison_output(r);
     delay(1, stream(r));
-    require(cudaDeviceSynchronize(), "warm-up");
-  }
-  require(cudaSetDevice(0), "cudaSetDevice");
+  };
+  place_ranks(ranks_, proxy_, places, setup.options, setup.abort, fill_in, create);
 }
 
 CombineRanks::~CombineRanks() { end_ranks(ranks_, proxy_); }

@@ -1,4 +1,5 @@
 #include "tests/gpu/ring_ranks.h"
+#include "tests/gpu/placed_ranks.h"
 
 #include <fmt/format.h>
 
@@ -16,28 +17,9 @@ namespace mk::test {
 using kernels::cuda::AttentionProblem;
 using kernels::cuda::AttentionTensor;
 
-namespace {
-
-template <class T>
-T or_exit(Result<T> result) {
-  if (result) return std::move(*result);
-  fmt::print(stderr, "{}\n", result.error().message);
-  std::exit(1);
-}
-
-}  // namespace
+namespace {}  // namespace
 
 RingRanks::RingRanks(const RingSetup& setup) : setup_(setup), ranks_(setup.world()) {
-  const int devices = std::min(setup.devices, static_cast<int>(world()));
-  for (int from = 0; from < devices; ++from) {
-    for (int to = 0; to < devices; ++to) {
-      if (from != to) allow_access(from, to);
-    }
-  }
-  const auto used = static_cast<std::uint32_t>(devices);
-  const std::uint32_t per_device = (world() + used - 1) / used;
-  // Ranks of several nodes leave some SMs to the copies between them, if they share a GPU.
-  const std::uint32_t shares = per_device > 1 && setup.nodes > 1 ? per_device + 1 : per_device;
   kernels::RingAttentionTiling tiling = kernels::ring_attention_cuda_tiling(setup.shape);
   if (setup.chunk_bytes != 0) tiling.chunk_bytes = setup.chunk_bytes;
   if (setup.banks != 0) tiling.banks = setup.banks;
@@ -48,42 +30,24 @@ RingRanks::RingRanks(const RingSetup& setup) : setup_(setup), ranks_(setup.world
     return plan_.batch * rows * (heads * dim_bytes + setup.gap * 2);
   };
   const auto make = [](std::size_t bytes) { return std::make_unique<DeviceMemory>(bytes); };
-  std::vector<int> device_of;
-  std::vector<std::byte*> workspaces;
-  for (std::uint32_t r = 0; r < world(); ++r) {
-    Rank& rank = ranks_[r];
-    rank.device = static_cast<int>(r) % devices;
-    make_current(r);
-    require(cudaStreamCreateWithFlags(&rank.stream, cudaStreamNonBlocking), "stream");
-    rank.workspace = make(plan_.workspace_bytes);
+  const JobPlaces places{setup.nodes, setup.locals, static_cast<std::uint32_t>(setup.devices),
+                         plan_.workspace_bytes, plan_.flag_count()};
+  const auto fill_in = [&](Rank& rank, std::uint32_t) {
     rank.q = make(bytes_of(plan_.rows_max(), plan_.query_heads));
     rank.k = make(bytes_of(plan_.rows_max(), plan_.key_heads));
     rank.v = make(bytes_of(plan_.rows_max(), plan_.key_heads));
     rank.o = make(bytes_of(plan_.rows_max(), plan_.query_heads));
     rank.lse = make(std::size_t{4} * plan_.batch * plan_.rows_max() * plan_.query_heads);
     rank.starts = make((plan_.sequences_max + 1) * sizeof(std::uint32_t));
-    require(cudaMemset(rank.workspace->data(), 0, plan_.workspace_bytes), "workspace");
-    require(cudaDeviceSynchronize(), "workspace");
-    device_of.push_back(rank.device);
-    workspaces.push_back(static_cast<std::byte*>(rank.workspace->data()));
-  }
-  if (setup.nodes > 1) {
-    proxy_ = std::make_unique<HostProxy>(setup.nodes, setup.locals, plan_.flag_count(), device_of,
-                                         workspaces);
-  }
-  kernels::CudaOptions options = setup.options;
-  options.ranks_per_device = shares;
-  for (std::uint32_t r = 0; r < world(); ++r) {
-    make_current(r);
-    const kernels::RankContext context =
-        rank_context(setup.nodes, setup.locals, r, workspaces, setup.abort, proxy_.get());
+  };
+  const auto create = [&](std::uint32_t r, const kernels::RankContext& context,
+                          const kernels::CudaOptions& options) {
     ranks_[r].op = or_exit(kernels::RingAttentionCuda::create(plan_, context, options));
     // CUDA loads a kernel at its first launch, and may wait for the device to be idle to do so.
     poison(ranks_[r].o->data(), 8, stream(r));
     delay(1, stream(r));
-    require(cudaDeviceSynchronize(), "warm-up");
-  }
-  require(cudaSetDevice(0), "cudaSetDevice");
+  };
+  place_ranks(ranks_, proxy_, places, setup.options, setup.abort, fill_in, create);
   const std::size_t rows = std::size_t{plan_.batch} * plan_.seq_max;
   q_ = make(rows * plan_.query_heads * dim_bytes);
   k_ = make(rows * plan_.key_heads * dim_bytes);
