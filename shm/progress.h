@@ -26,9 +26,15 @@ inline constexpr std::uint32_t kProgressWaits =
     sizeof(kProgressWaitNames) / sizeof(kProgressWaitNames[0]);
 
 /// Progress::op: its place here; 0: not told.
-inline constexpr std::string_view kProgressOperators[] = {
-    "",          "ag_gemm", "gemm_rs", "gemm_ar", "moe_dispatch", "gemm_combine", "ring_attention",
-    "all_gather"};
+inline constexpr std::string_view kProgressOperators[] = {"",
+                                                          "ag_gemm",
+                                                          "gemm_rs",
+                                                          "gemm_ar",
+                                                          "moe_dispatch",
+                                                          "gemm_combine",
+                                                          "ring_attention",
+                                                          "all_gather",
+                                                          "reduce_scatter"};
 inline constexpr std::uint32_t kProgressOperatorCount =
     sizeof(kProgressOperators) / sizeof(kProgressOperators[0]);
 /// What Progress::sizes are of each operator; "": nothing.
@@ -41,7 +47,8 @@ inline constexpr std::string_view kProgressSizeNames[kProgressOperatorCount][kPr
     {"n", "k", "experts", "top_k"},
     {"n", "k", "experts", "top_k"},
     {"heads", "key_heads", "head_dim", "batch"},
-    {"row_bytes", "", "", ""}};
+    {"row_bytes", "", "", ""},
+    {"n", "", "", ""}};
 constexpr std::uint32_t progress_operator(std::string_view name) {
   for (std::uint32_t op = 1; op < kProgressOperatorCount; ++op) {
     if (kProgressOperators[op] == name) return op;

@@ -17,6 +17,7 @@ struct AllGatherKind {
                       tiling);
   }
   static constexpr auto make_cpu = &kernels::make_all_gather_cpu;
+  static constexpr auto make_cuda = &kernels::make_all_gather_cuda;
 };
 using AllGatherOperator = CollectiveOperator<AllGatherKind>;
 

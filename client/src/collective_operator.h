@@ -7,7 +7,7 @@
 ///     using Op, Plan;                                // the public class; of kernels/
 ///     static Result<Plan> make_plan(const AttachOptions&, const Op::Shape&,
 ///                                   const CollectiveShape&, const kernels::Tiling&);
-///     static constexpr auto make_cpu;                // kernels::make_all_gather_cpu
+///     static constexpr auto make_cpu, make_cuda;     // kernels::make_all_gather_cpu, ..._cuda
 #pragma once
 
 #include <memory>
@@ -39,15 +39,6 @@ class __attribute__((visibility("hidden"))) Collective::Impl {
   virtual void* input() const = 0;
   virtual void set_trace(bool on) = 0;
   virtual std::vector<TraceSpan> trace() const = 0;
-};
-
-/// On a GPU.
-class DeviceCollective : public DeviceOperator {
- public:
-  /// On the stream, without waiting.
-  virtual Status launch(CudaStream stream, const void* input, void* output, std::uint32_t m,
-                        kernels::Mode mode) = 0;
-  virtual void* input() const { return nullptr; }
 };
 
 /// The checked part that every collective's shape has.
@@ -86,21 +77,31 @@ class __attribute__((visibility("hidden"))) CollectiveOperator final
   /// Collective.
   static Result<std::unique_ptr<Collective::Impl>> create(Session& session, const Shape& shape,
                                                           const Tuning& tuning) {
-    MK_RETURN_IF_ERROR(check_executor(tuning));
+    MK_ASSIGN_OR_RETURN(const bool on_device, wants_device(Kind::kName, tuning.executor));
     const AttachOptions& options = session.options();
     MK_ASSIGN_OR_RETURN(auto plan, make_plan(options, shape, tuning));
     MK_ASSIGN_OR_RETURN(const kernels::CpuOptions own, kernel_options(tuning, *session.impl()));
     std::unique_ptr<CollectiveOperator> made(new CollectiveOperator(session.impl(), shape));
     MK_RETURN_IF_ERROR(made->find_or_make_core(
-        std::optional(plan), plan.workspace_bytes,
+        on_device ? std::nullopt : std::optional(plan), plan.workspace_bytes,
         [&](const kernels::RankContext& context) { return Kind::make_cpu(plan, context, own); },
-        [&] { return no_device(); }, tuning, shape));
+        [&] {
+          return make_device_collective(
+              *session.impl(),
+              {Kind::kName, describe_plan(plan), plan.workspace_bytes, plan.flag_count(),
+               [&plan](const kernels::RankContext& context, const kernels::CudaOptions& cuda) {
+                 return Kind::make_cuda(plan, context, cuda);
+               }},
+              tuning);
+        },
+        tuning, shape));
     return std::unique_ptr<Collective::Impl>(std::move(made));
   }
   /// Not collective.
   static Result<std::uint64_t> workspace_bytes(const Session& session, const Shape& shape,
                                                const Tuning& tuning) {
-    MK_RETURN_IF_ERROR(check_executor(tuning));
+    MK_ASSIGN_OR_RETURN(const bool on_device, wants_device(Kind::kName, tuning.executor));
+    if (on_device) MK_RETURN_IF_ERROR(expect_device(*session.impl()));
     MK_ASSIGN_OR_RETURN(const auto plan, make_plan(session.options(), shape, tuning));
     return plan.workspace_bytes;
   }
@@ -108,6 +109,13 @@ class __attribute__((visibility("hidden"))) CollectiveOperator final
   Result<LaunchStats> launch(const void* input, void* output, std::uint64_t m,
                              LaunchOptions options) override {
     MK_RETURN_IF_ERROR(check(input, output, m));
+    if (device() != nullptr) {
+      return run_on_device(Kind::kName, *session_, *device(), [&](CudaStream stream) {
+        device()->set_tag(options.tag);
+        return device()->launch(stream, input, output, static_cast<std::uint32_t>(m),
+                                kernel_mode(options.mode));
+      });
+    }
     return core().note(run_launch(*session_, [&] {
       cpu().runner().set_tag(options.tag);
       return cpu().launch(input, output, static_cast<std::uint32_t>(m), kernel_mode(options.mode));
@@ -124,7 +132,10 @@ class __attribute__((visibility("hidden"))) CollectiveOperator final
   }
   Status status() const override { return Base::status(); }
   Result<LaunchStats> finish(CudaStream stream) override { return Base::finish(stream); }
-  void* input() const override { return core().claim() ? cpu().input() : nullptr; }
+  void* input() const override {
+    if (!core().claim()) return nullptr;
+    return device() != nullptr ? device()->input() : cpu().input();
+  }
   void set_trace(bool on) override { Base::set_trace(on); }
   std::vector<TraceSpan> trace() const override { return Base::trace(); }
 
@@ -137,17 +148,6 @@ class __attribute__((visibility("hidden"))) CollectiveOperator final
     MK_ASSIGN_OR_RETURN(const CollectiveShape checked,
                         checked_collective(Kind::kName, shape.m_max, shape.n, shape.dtype));
     return Kind::make_plan(options, shape, checked, kernel_tiling(tuning));
-  }
-  static Status check_executor(const Tuning& tuning) {
-    if (tuning.executor == Executor::kCpu) return {};
-    if (tuning.executor == Executor::kCuda) return propagate(no_device());
-    return fail(ErrorCode::kInvalidArgument, "{}: executor {} is neither the CPU nor CUDA",
-                Kind::kName, static_cast<std::uint32_t>(tuning.executor));
-  }
-  static Result<std::unique_ptr<DeviceCollective>> no_device() {
-    return fail(ErrorCode::kUnsupported,
-                "{} runs on CPUs only (Executor::kCpu); on GPUs the operators that multiply do",
-                Kind::kName);
   }
   Status check(const void* input, const void* output, std::uint64_t m) const {
     if (m < 1 || m > shape_.m_max) {

@@ -4,14 +4,18 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
+#include <string>
+#include <string_view>
 #include <vector>
 
 #include "client/src/session_impl.h"
 #include "kernels/comm/launch_stats.h"
 #include "kernels/comm/trace_event.h"
 #include "kernels/comm/types.h"
+#include "kernels/cuda/host/collective.h"
 #include "kernels/ops/combine/device_input.h"
 #include "kernels/ops/combine/geometry.h"
 #include "kernels/ops/moe/launch.h"
@@ -158,5 +162,32 @@ Result<std::uint64_t> device_workspace_combine(Session::Impl& session,
 Result<std::unique_ptr<DeviceCombine>> make_device_combine(Session::Impl& session,
                                                            const DeviceCombineShape& shape,
                                                            const Tuning& tuning);
+
+// --- The collectives ---
+
+class DeviceCollective : public DeviceOperator {
+ public:
+  /// On the stream, without waiting.
+  virtual Status launch(CudaStream stream, const void* input, void* output, std::uint32_t m,
+                        kernels::Mode mode) = 0;
+  virtual void* input() const = 0;
+};
+
+/// An operator's plan, by what making it on a GPU takes.
+struct DeviceCollectivePlan {
+  std::string_view op;
+  std::string parameters;  ///< describe_plan()
+  std::uint64_t workspace_bytes = 0;
+  std::uint32_t flag_count = 0;
+  std::function<Result<std::unique_ptr<kernels::CollectiveCuda>>(const kernels::RankContext&,
+                                                                 const kernels::CudaOptions&)>
+      make;
+};
+/// Whether there is a GPU for it; not collective.
+Status expect_device(Session::Impl& session);
+/// As of the products.
+Result<std::unique_ptr<DeviceCollective>> make_device_collective(Session::Impl& session,
+                                                                 const DeviceCollectivePlan& plan,
+                                                                 const Tuning& tuning);
 
 }  // namespace mk

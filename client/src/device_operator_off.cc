@@ -2,6 +2,18 @@
 /// Builds without the CUDA kernels.
 
 #include "client/src/device_operator.h"
+#include "kernels/ops/registry.h"
+
+namespace mk::kernels {
+
+#define MK_DECLARE(id, name, Class)                                                                \
+  struct Class##Plan;                                                                              \
+  Result<std::unique_ptr<CollectiveCuda>> make_##id##_cuda(const Class##Plan&, const RankContext&, \
+                                                           const CudaOptions&);
+MK_COLLECTIVES(MK_DECLARE)
+#undef MK_DECLARE
+
+}  // namespace mk::kernels
 
 namespace mk {
 namespace {
@@ -65,5 +77,20 @@ Result<std::unique_ptr<DeviceCombine>> make_device_combine(Session::Impl&,
                                                            const Tuning&) {
   return refuse("combine");
 }
+
+Status expect_device(Session::Impl&) { return refuse("a collective"); }
+Result<std::unique_ptr<DeviceCollective>> make_device_collective(Session::Impl&,
+                                                                 const DeviceCollectivePlan& plan,
+                                                                 const Tuning&) {
+  return refuse(plan.op.data());
+}
+
+#define MK_OFF(id, name, Class)                                                                \
+  Result<std::unique_ptr<kernels::CollectiveCuda>> kernels::make_##id##_cuda(                  \
+      const kernels::Class##Plan&, const kernels::RankContext&, const kernels::CudaOptions&) { \
+    return refuse(name);                                                                       \
+  }
+MK_COLLECTIVES(MK_OFF)
+#undef MK_OFF
 
 }  // namespace mk

@@ -18,6 +18,7 @@ struct ReduceScatterKind {
                       tiling, partials);
   }
   static constexpr auto make_cpu = &kernels::make_reduce_scatter_cpu;
+  static constexpr auto make_cuda = &kernels::make_reduce_scatter_cuda;
 };
 using ReduceScatterOperator = CollectiveOperator<ReduceScatterKind>;
 

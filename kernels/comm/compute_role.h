@@ -1,7 +1,8 @@
 /// \file
-/// The compute role where one thread does all of it (the CPU; in the interleaving tests, one of two
-/// forms): an operator's policies (tile_worker.h) called one after the other. On a GPU the GEMM
-/// core calls them from a loading and two storing threads.
+/// The compute role where one thread does all of it: an operator's policies (tile_worker.h) called
+/// one after the other. So it is on the CPU, in one of two forms in the interleaving tests, and on
+/// a GPU where a tile is a copy. Products call the policies there from the GEMM core's threads.
+/// Compiles for host and device.
 #pragma once
 
 #include <cstddef>
@@ -14,6 +15,19 @@
 
 namespace mk::kernels {
 
+/// Adds the other rank's partial to the tile, by an executor that can.
+template <class Places, class Block, class View>
+MK_HOST_DEVICE inline bool accumulate_tile(Block& block, const View& view, Tile tile) {
+  if constexpr (requires(AccumulateJob job) { block.executor.accumulate(job); }) {
+    const std::uint64_t begin_ns = block.span_begin();
+    block.executor.accumulate(block.accumulate_job(Places::place(view, tile)));
+    block.span_end(begin_ns, SpanKind::kSum, Places::owned_tile(view, tile), block.world.node,
+                   block.world.rank());
+    if constexpr (Places::kForwards) block.publish_at_every_local(Places::out_ready(view, tile));
+  }
+  return true;
+}
+
 /// Computes tiles `index`, `index` + workers, ... of this rank's order, `index` being the block's.
 /// `Compute`: the operator's policies, as GemmArCompute. The block has
 ///
@@ -24,14 +38,14 @@ namespace mk::kernels {
 /// executor has
 ///
 ///     bool multiply(const TileRect&, void* target, std::uint64_t target_stride);
-///     void accumulate(const AccumulateJob&);
+///     void accumulate(const AccumulateJob&);    only if the operator accumulates
 ///
 /// `multiply` stores this rank's partial of the tile, rounded to the element type. False: it
 /// cannot, and has noted why.
 ///
 /// False: the launch has failed.
 template <class Compute, class Block>
-bool compute_tiles(Block& block) {
+MK_HOST_DEVICE inline bool compute_tiles(Block& block) {
   using Places = typename Compute::Places;
   using Scheduler = typename Compute::Scheduler;
   using InputBarrier = typename Compute::template InputBarrier<Block>;
@@ -43,17 +57,11 @@ bool compute_tiles(Block& block) {
   Scheduler scheduler(scheduler_params, static_cast<int>(block.index),
                       static_cast<int>(launch.blocks.compute));
   InputBarrier barrier(barrier_params, barrier_params.waits() ? &block : nullptr, wait_failed);
+  DeferredAccumulate<Tile> deferred;
   const auto accumulate = [&](Tile tile) {
     barrier.await_partial(tile.m, tile.n);
-    if (wait_failed != 0) return false;
-    const std::uint64_t begin_ns = block.span_begin();
-    block.executor.accumulate(block.accumulate_job(Places::place(view, tile)));
-    block.span_end(begin_ns, SpanKind::kSum, Places::owned_tile(view, tile), block.world.node,
-                   block.world.rank());
-    if constexpr (Places::kForwards) block.publish_at_every_local(Places::out_ready(view, tile));
-    return true;
+    return wait_failed == 0 && accumulate_tile<Places>(block, view, tile);
   };
-  DeferredAccumulate<Tile> deferred;
   for (Tile tile; scheduler.next(&tile);) {
     if (block.stopped()) return false;
     barrier.wait(tile.m, tile.n, 0);

@@ -98,7 +98,7 @@ struct PlaceView {
   std::byte* const* workspaces;
 
   template <class OperatorLaunch>
-  static PlaceView of(const OperatorLaunch& launch) {
+  static MK_HOST_DEVICE PlaceView of(const OperatorLaunch& launch) {
     return {launch.schedule, launch.context.world, launch.banks, launch.accumulates_own_tiles(),
             launch.context.workspaces};
   }

@@ -47,15 +47,11 @@ class CollectiveCpu {
 ///     static constexpr const char* kName;               // in messages: "all_gather"
 ///     using Plan, Launch;
 ///     class Executor;                                    // Executor(const Launch&): of one block
-///     static const auto& geometry(const Plan&);          // what its launch has of the plan
 ///     static std::vector<RoleThread> threads(const RoleBlocks&, const World&);
-///     static Status bind(const Plan&, const void* input, void* output, std::uint32_t m, Launch&);
-///                                  // checks the arguments; takes them if they are right
-///     static std::uint32_t chunks_sent(const Launch&);   // after make_schedule
-///     static std::array<std::uint32_t, shm::kProgressSizes> sizes(const Plan&);  // LaunchTasks
 ///     static bool run_role(Executor&, const Launch&, Role, std::uint32_t index, BlockTotals&);
 ///
-/// and a Plan what every plan has, and `m_max`, banks() and input(context).
+/// and a Plan what every plan has, and `m_max`, sizes(), banks(), input(context), geometry() and
+/// bind(...).
 template <class Op>
 class CollectiveRunner final : public CollectiveCpu, private RoleBody {
  public:
@@ -75,7 +71,7 @@ class CollectiveRunner final : public CollectiveCpu, private RoleBody {
   CollectiveRunner(const Plan& plan, const RankContext& context, const CpuOptions& options)
       : plan_(plan),
         rates_(rank_rates(options, context.world, 0.0)),
-        launch_(make_launch<typename Op::Launch>(Op::geometry(plan), context, options.blocks,
+        launch_(make_launch<typename Op::Launch>(plan.geometry(), context, options.blocks,
                                                  plan.banks())),
         runner_(Op::kName, launch_, *this, options) {
     if constexpr (requires { launch_.in_node_order; })
@@ -89,7 +85,7 @@ class CollectiveRunner final : public CollectiveCpu, private RoleBody {
                   plan_.m_max);
     }
     MK_RETURN_IF_ERROR(runner_.ready());
-    MK_RETURN_IF_ERROR(Op::bind(plan_, input, output, m, launch_));
+    MK_RETURN_IF_ERROR(plan_.bind(input, output, m, launch_));
     return runner_.run(m, mode, plan::expected(plan_.work(launch_.context.world, m), rates_));
   }
   void* input() const override { return plan_.input(launch_.context); }
@@ -97,7 +93,7 @@ class CollectiveRunner final : public CollectiveCpu, private RoleBody {
 
  private:
   void begin_launch() override { launch_.make_schedule(); }
-  LaunchTasks tasks() const override { return {0, Op::chunks_sent(launch_), Op::sizes(plan_)}; }
+  LaunchTasks tasks() const override { return {0, launch_.chunks_sent(), plan_.sizes()}; }
   bool run_role(Role role, std::uint32_t index, BlockTotals& totals) override {
     typename Op::Executor executor(launch_);
     return Op::run_role(executor, launch_, role, index, totals);

@@ -21,7 +21,6 @@ namespace mk::kernels {
 ///     static CpuGemm::TileShape largest_tile(const Plan&);           // of any launch
 ///     static auto grids(const Plan&, std::uint32_t m);               // an array of TileGrid
 ///     static Status check(const World&, const GemmMatrices&, std::uint32_t m);
-///     static std::uint32_t chunks_sent(const decltype(Launch::schedule)&, const World&);
 ///     static bool run_role(Executor&, const Launch&, Role, std::uint32_t index, BlockTotals&);
 template <class Op>
 class GemmSumRunner : private RoleBody {
@@ -96,8 +95,7 @@ class GemmSumRunner : private RoleBody {
 
   void begin_launch() override { launch_.make_schedule(); }
   LaunchTasks tasks() const override {
-    return {
-        launch_.schedule.tiles(), Op::chunks_sent(launch_.schedule, world()), {plan_.max.n, k_}};
+    return {launch_.schedule.tiles(), launch_.chunks_sent(), {plan_.max.n, k_}};
   }
   bool run_role(Role role, std::uint32_t index, BlockTotals& totals) override {
     typename Op::Executor executor(*tiles_, math_, plan_, matrices_,

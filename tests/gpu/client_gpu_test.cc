@@ -21,7 +21,9 @@
 namespace mk {
 namespace {
 
-const std::string kAll = "ag-gemm,gemm-rs,gemm-ar,moe,combine,ring,ring-open,ring-f16,ring-packed";
+#define MK_NAME(id, name, Class) name ","
+const std::string kAll = MK_OPERATORS(MK_NAME) "ring-open,ring-f16,ring-packed";
+#undef MK_NAME
 
 int devices_here() {
   int count = 0;
@@ -350,7 +352,7 @@ struct Loss {
 };
 std::vector<Loss> losses() {
   std::vector<Loss> all = {{1, 2, Pace::kHeldUp, "by_dma"}, {1, 2, Pace::kInARow, "by_dma"}};
-  for (const char* op : {"gemm-ar", "moe", "combine", "ring"}) {
+  for (const char* op : {"gemm-ar", "moe", "combine", "ring", "all-gather", "reduce-scatter"}) {
     for (const Pace pace : {Pace::kHeldUp, Pace::kInARow}) {
       all.push_back({2, 1, pace, op});
       all.push_back({1, 2, pace, op});

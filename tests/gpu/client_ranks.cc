@@ -6,6 +6,7 @@
 #include <sstream>
 #include <thread>
 
+#include "tests/gpu/client_collectives.h"
 #include "tests/gpu/client_combine.h"
 #include "tests/gpu/client_moe.h"
 #include "tests/gpu/client_ring.h"
@@ -265,6 +266,11 @@ std::string dispatch(Session& session, const Work& work) {
   return create_and_launch<RankTokens>(
       session, work, [&](const auto& lane) { return create_moe(session, lane.tensors()); });
 }
+template <class Op>
+std::string carry(Session& session, const Work& work) {
+  return create_and_launch<RankParts<Op>>(
+      session, work, [&](const auto&) { return create_collective<Op>(session, work); });
+}
 std::string combine(Session& session, const Work& work) {
   return create_and_launch<RankRows>(
       session, work, [&](const auto& lane) { return create_combine(session, lane.tensors()); });
@@ -281,12 +287,15 @@ std::string run_rank(const AttachOptions& at, const Work& work) {
   while (std::getline(ops, op, ',')) {
     Work one = work;
     one.op = op;
-    const std::string wrong = op == "ag-gemm"          ? multiply<AllGatherGemm>(*session, one)
+#define MK_CARRY(id, name, Class) op == name ? carry<Class>(*session, one):
+    const std::string wrong = MK_COLLECTIVES(MK_CARRY) op == "ag-gemm"
+                                  ? multiply<AllGatherGemm>(*session, one)
                               : op == "gemm-rs"        ? multiply<GemmReduceScatter>(*session, one)
                               : op == "moe"            ? dispatch(*session, one)
                               : op == "combine"        ? combine(*session, one)
                               : op.starts_with("ring") ? attend(*session, one)
                                                        : multiply<GemmAllReduce>(*session, one);
+#undef MK_CARRY
     if (!wrong.empty()) return fmt::format("{}: {}", op, wrong);
   }
   if (const Status left = session->detach(); !left) return left.error().message;

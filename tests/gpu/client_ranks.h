@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "client/src/session_impl.h"
+#include "kernels/ops/registry.h"
 #include "mkernel/mkernel.h"
 #include "shm/atomic.h"
 #include "tests/gpu/gemm_reference.h"

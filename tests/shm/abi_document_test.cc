@@ -96,6 +96,7 @@ TEST(AbiDocument, Progress) {
   EXPECT_EQ(progress_operator("ag_gemm"), 1u);
   EXPECT_EQ(progress_operator("ring_attention"), 6u);
   EXPECT_EQ(progress_operator("all_gather"), 7u);
+  EXPECT_EQ(progress_operator("reduce_scatter"), 8u);
   EXPECT_EQ(kProgressSizeNames[progress_operator("gemm_ar")][1], "k");
   EXPECT_EQ(kProgressSizeNames[progress_operator("moe_dispatch")][3], "top_k");
   EXPECT_EQ(kProgressRoleNames[7], "pull");

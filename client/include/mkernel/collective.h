@@ -12,7 +12,10 @@
 namespace mk {
 
 /// An operator that multiplies nothing: `input` to `output`, as its class says. Both are row-major
-/// without gaps, share no memory, and are of one element type. A class also says, for tools,
+/// without gaps, share no memory, and are of one element type. On a GPU both begin at multiples of
+/// 16 bytes. AllGather's rows are there a multiple of 16 bytes, ReduceScatter's of 8 elements.
+///
+/// A class also says, for tools,
 ///
 ///     static constexpr const char* kSummary;   // what it does, in a line
 ///     static constexpr bool kSums;             // a row of an output is a sum of the rows that

@@ -131,6 +131,7 @@ class OperatorBase {
     told.m = m;
     told.sizes[0] = plan_.max.n;
     told.sizes[1] = k_;
+    told.chunks = arguments_.launch.chunks_sent();
     if constexpr (requires { arguments_.launch.schedule.tiles(); })
       told.tiles = arguments_.launch.schedule.tiles();
   }

@@ -21,12 +21,54 @@ void limit(std::uint32_t most, std::uint32_t& one, bool one_named, std::uint32_t
   if (!other_named && other != 0) other = std::min(other, without(one));
 }
 
+/// `groups`: all but the poller.
+Status deal_collective(const char* op, const CudaOptions& options, const GroupNeeds& needs,
+                       std::uint32_t groups, RoleBlocks& blocks) {
+  const auto count = [](bool wanted, std::uint32_t asked, std::uint32_t chosen) {
+    return !wanted ? 0 : asked != 0 ? asked : std::clamp(chosen, 1u, kBlocksMax);
+  };
+  std::uint32_t rest = groups;
+  const auto take = [&rest](std::uint32_t taken) {
+    rest -= std::min(rest, taken);
+    return taken;
+  };
+  blocks = RoleBlocks{};
+  blocks.send = take(count(needs.send, options.send_groups, 1));
+  blocks.receive = take(count(needs.receive, options.receive_groups, rest / 4));
+  const std::uint32_t streams = take(count(needs.stream, options.stream_groups, rest / 2));
+  blocks.reduce = needs.streams == Role::kReduce ? streams : 0;
+  blocks.share = needs.streams == Role::kShare ? streams : 0;
+  blocks.compute = count(true, options.compute_blocks.count() * kGroupsOfBlock, rest);
+  const std::uint32_t all = blocks.send + blocks.receive + streams + blocks.compute;
+  const std::uint32_t most = std::max({blocks.receive, streams, blocks.compute});
+  if (all <= groups && most <= kBlocksMax) return {};
+  return fail(
+      ErrorCode::kLimitExceeded,
+      "{}: {} warpgroups that send, {} that receive, {} that stream and {} that copy do not "
+      "fit: this rank's share of the device has {} (and {} of one role); ask for fewer SMs, "
+      "or let fewer ranks share the device",
+      op, blocks.send, blocks.receive, streams, blocks.compute, groups, kBlocksMax);
+}
+
 }  // namespace
 
 Status choose_blocks(const char* op, const CudaOptions& options, const GroupNeeds& needs,
                      std::uint32_t lane_count, std::uint32_t device_blocks, RoleBlocks& blocks,
                      FrameArguments& frame) {
   const std::uint32_t share = plan::blocks_of_share(device_blocks, options.ranks_per_device);
+  const auto check_lanes = [&]() -> Status {
+    if (blocks.send <= lane_count && blocks.send <= shm::kLanesMax) return {};
+    return fail(ErrorCode::kInvalidArgument, "{}: {} send groups, but the session has {} lanes", op,
+                blocks.send, lane_count);
+  };
+  if (!needs.multiplies) {
+    frame.comm_blocks = std::min(share, kBlocksMax);
+    frame.sharing_receivers = 0;
+    MK_RETURN_IF_ERROR(deal_collective(
+        op, options, needs,
+        std::max(frame.comm_blocks * kGroupsOfBlock, frame.pollers) - frame.pollers, blocks));
+    return check_lanes();
+  }
   const bool planned = needs.planned_blocks != 0;
   const auto count = [&](bool wanted, std::uint32_t asked, std::uint32_t of_whole,
                          std::uint32_t least = 0) {
@@ -69,11 +111,7 @@ Status choose_blocks(const char* op, const CudaOptions& options, const GroupNeed
                 op, blocks.compute, frame.comm_blocks, device_blocks, options.ranks_per_device,
                 share, kBlocksMax);
   }
-  if (blocks.send > lane_count || blocks.send > shm::kLanesMax) {
-    return fail(ErrorCode::kInvalidArgument, "{}: {} send groups, but the session has {} lanes", op,
-                blocks.send, lane_count);
-  }
-  return {};
+  return check_lanes();
 }
 
 }  // namespace mk::kernels::cuda

@@ -15,6 +15,9 @@ namespace mk::kernels::cuda {
 
 /// Which groups an operator has in its world.
 struct GroupNeeds {
+  /// False: a collective, whose blocks are all alike. RoleBlocks::compute are then the groups that
+  /// copy from or to the caller's memory, of all blocks.
+  bool multiplies = true;
   Role streams = Role::kReduce;  ///< kReduce or kShare
   bool stream = false;
   bool send = false;
@@ -34,9 +37,10 @@ struct GroupNeeds {
 /// Fills in `blocks`, in `frame` the blocks outside the compute blocks; its pollers are set. A
 /// count that the options name is taken as it is; by default groups leave the compute blocks half
 /// of the share, or as many as the options name. Those that stream fill the last block up, or give
-/// the poller its place. kLimitExceeded: `device_blocks`, the device's, do not hold that for every
-/// rank that shares it. kInvalidArgument: more send groups than the session's `lane_count` lanes.
-/// `op`: for messages.
+/// the poller its place. A collective has all blocks of its share. Its roles but send get equal
+/// parts of the groups, receive half of one. kLimitExceeded: `device_blocks`, the device's, do not
+/// hold that for every rank that shares it. kInvalidArgument: more send groups than the session's
+/// `lane_count` lanes. `op`: for messages.
 Status choose_blocks(const char* op, const CudaOptions& options, const GroupNeeds& needs,
                      std::uint32_t lane_count, std::uint32_t device_blocks, RoleBlocks& blocks,
                      FrameArguments& frame);

@@ -95,11 +95,13 @@ struct LaunchTold {
   std::uint32_t m = 0;
   std::uint64_t tag = 0;
   std::uint32_t sizes[shm::kProgressSizes] = {};
-  std::uint32_t tiles = 0;  ///< 0: not known to the host
+  std::uint32_t chunks = 0;  ///< to send to other nodes; 0: none, or not known to the host
+  std::uint32_t tiles = 0;   ///< 0: not known to the host
   /// Then they are so many times what is there in device memory; null: nobody knows.
   std::uint32_t tiles_each = 0;
   const std::uint32_t* tiles_of = nullptr;
-  bool planned = false;  ///< as soon as the plan role is done; else from the start
+  Role works = Role::kCompute;  ///< whose blocks are said to work while none of them waits
+  bool planned = false;         ///< as soon as the plan role is done; else from the start
   /// Tiles that blocks have taken beyond their first; null: DeviceState::tiles_taken.
   const std::uint32_t* taken = nullptr;
   std::uint32_t taken_ahead = 0;  ///< so many of these are not computed yet

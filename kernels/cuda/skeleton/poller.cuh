@@ -33,6 +33,7 @@ class Poller {
       consumed_ = state.controls[lane_].consumed;
       completed_ = state.controls[lane_].completed;
       produced_ = state.controls[lane_].produced;
+      began_ = static_cast<std::uint32_t>(produced_);
     }
     __syncwarp();
   }
@@ -66,11 +67,16 @@ class Poller {
       bring_produced();
       if (!tells()) continue;
       if (lane_ == 0) show_tiles(taken, computed);
-      if (++looks_ % kLooksPerTelling == 0) show_waits(computed < launch_.blocks.compute);
+      if (++looks_ % kLooksPerTelling != 0) continue;
+      show_waits(computed < launch_.blocks.compute);
+      show_chunks();
     }
     __threadfence();  // sees what groups have committed before they ended
     bring_produced();
-    if (tells() && lane_ < kRoles) show_role(0);
+    if (tells()) {
+      show_chunks();
+      if (lane_ < kRoles) show_role(0);
+    }
     if (counts()) shm::store_relaxed(host_.launches, ++launches_);
   }
 
@@ -93,7 +99,7 @@ class Poller {
   __device__ bool tells() const { return host_.launches != nullptr && host_.progress != nullptr; }
 
   __device__ const RoleAccount& account() const {
-    return state_.accounts[epoch_ % 2].roles[static_cast<std::uint32_t>(Role::kCompute)];
+    return state_.accounts[epoch_ % 2].roles[static_cast<std::uint32_t>(host_.told.works)];
   }
   __device__ const std::uint32_t* tiles_taken() const {
     return host_.told.taken != nullptr ? host_.told.taken : &state_.tiles_taken;
@@ -105,7 +111,7 @@ class Poller {
   __device__ void begin_waits() {
     if (lane_ >= kRoles) return;
     shm::store_relaxed(awaited(), 0u);
-    show_role(is(Role::kCompute) ? kWorks : 0);
+    show_role(is(host_.told.works) ? kWorks : 0);
   }
   __device__ void show_role(std::uint64_t word) const {
     shm::store_relaxed(&host_.progress->roles[lane_], word);
@@ -119,7 +125,7 @@ class Poller {
     if (word != 0) {
       shm::store_relaxed(awaited(), 0u);
     } else if (computing) {
-      if (is(Role::kCompute)) word = kWorks;
+      if (is(host_.told.works)) word = kWorks;
     } else if (is(Role::kCollect)) {
       // What is left is sums, copies and what others bring.
       word = shm::encode({.running = 1,
@@ -149,6 +155,8 @@ class Poller {
     shm::store_relaxed(&to.m, told.m);
     shm::store_relaxed(&to.tiles, told.tiles);
     shm::store_relaxed(&to.tiles_done, 0u);
+    shm::store_relaxed(&to.chunks, told.chunks);
+    shm::store_relaxed(&to.chunks_done, 0u);
 #pragma unroll
     for (std::uint32_t i = 0; i < shm::kProgressSizes; ++i)
       shm::store_relaxed(&to.sizes[i], told.sizes[i]);
@@ -166,6 +174,16 @@ class Poller {
     const std::uint32_t some = taken_done > of_blocks ? taken_done : of_blocks;
     const bool all = tiles != 0 && (computed >= blocks || some > tiles);
     shm::store_relaxed(&host_.progress->tiles_done, all ? tiles : some);
+  }
+
+  /// All lanes. A chunk is a command each. Those that only show flags come after the last chunk.
+  __device__ void show_chunks() const {
+    if (host_.told.chunks == 0) return;
+    const std::uint32_t sent =
+        __reduce_add_sync(0xffffffffu, static_cast<std::uint32_t>(produced_) - began_);
+    if (lane_ != 0) return;
+    shm::store_relaxed(&host_.progress->chunks_done,
+                       sent < host_.told.chunks ? sent : host_.told.chunks);
   }
 
   __device__ void bring_produced() {
@@ -269,6 +287,7 @@ class Poller {
   std::uint64_t completed_ = 0;
   std::uint64_t produced_ = 0;
   std::uint64_t launches_ = 0;
+  std::uint32_t began_ = 0;  ///< what `produced_` was then
   std::uint32_t shown_ = 0;
   std::uint32_t looks_ = 0;
 };

@@ -201,43 +201,53 @@ __device__ __forceinline__ void run_job(const VectorJob& job, std::uint32_t thre
   if (left > 0) sum(walk, left);
 }
 
+/// Vectors that a thread has on their way at a time, at most: as many as its registers hold.
+inline constexpr int kLoadsMax = 32;
+constexpr int batch_of(int sources, int loads) {
+  if (sources == 4 && loads == kLoadsMax) return 6;
+  return loads / sources < 8 ? loads / sources : 8;
+}
+/// A thread loads so many vectors of each source at a time.
+template <int kSources, int kLoads>
+inline constexpr int kBatchOf = batch_of(kSources, kLoads);
+
 /// This thread's share of a job.
-template <class Element>
+template <class Element, int kLoads>
 __device__ __forceinline__ void run_plain_job(const VectorJob& job, std::uint32_t thread,
                                               std::uint32_t threads) {
   switch (job.source_count) {
     case 1:
-      return run_job<Element, 1, 8>(job, thread, threads);
+      return run_job<Element, 1, kBatchOf<1, kLoads>>(job, thread, threads);
     case 2:
-      return run_job<Element, 2, 8>(job, thread, threads);
+      return run_job<Element, 2, kBatchOf<2, kLoads>>(job, thread, threads);
     case 3:
-      return run_job<Element, 3, 8>(job, thread, threads);
+      return run_job<Element, 3, kBatchOf<3, kLoads>>(job, thread, threads);
     case 4:
-      return run_job<Element, 4, 6>(job, thread, threads);
+      return run_job<Element, 4, kBatchOf<4, kLoads>>(job, thread, threads);
     case 5:
-      return run_job<Element, 5, 6>(job, thread, threads);
+      return run_job<Element, 5, kBatchOf<5, kLoads>>(job, thread, threads);
     case 6:
-      return run_job<Element, 6, 5>(job, thread, threads);
+      return run_job<Element, 6, kBatchOf<6, kLoads>>(job, thread, threads);
     case 7:
-      return run_job<Element, 7, 4>(job, thread, threads);
+      return run_job<Element, 7, kBatchOf<7, kLoads>>(job, thread, threads);
     case 8:
-      return run_job<Element, 8, 4>(job, thread, threads);
+      return run_job<Element, 8, kBatchOf<8, kLoads>>(job, thread, threads);
     default:
       return run_job<Element, 0, 4>(job, thread, threads);
   }
 }
 /// The same of one that has rounded_sources: those of two, four or eight local ranks and of one
 /// other node, or any.
-template <class Element>
+template <class Element, int kLoads>
 __device__ __forceinline__ void run_rounding_job(const VectorJob& job, std::uint32_t thread,
                                                  std::uint32_t threads) {
   switch (job.source_count == job.rounded_sources + 1 ? job.rounded_sources : 0) {
     case 2:
-      return run_job<Element, 3, 8, 2>(job, thread, threads);
+      return run_job<Element, 3, kBatchOf<3, kLoads>, 2>(job, thread, threads);
     case 4:
-      return run_job<Element, 5, 6, 4>(job, thread, threads);
+      return run_job<Element, 5, kBatchOf<5, kLoads>, 4>(job, thread, threads);
     case 8:
-      return run_job<Element, 9, 3, 8>(job, thread, threads);
+      return run_job<Element, 9, kBatchOf<9, kLoads>, 8>(job, thread, threads);
     default:
       return run_job<Element, 0, 4>(job, thread, threads);
   }
@@ -348,8 +358,8 @@ __device__ __forceinline__ void run_finishing_job(const VectorJob& job, std::uin
 
 /// A worker thread's life in a role: jobs until the leader says there are no more. It waits without
 /// a deadline of its own, for a leader all of whose waits have one. `kRounds`: whether the operator
-/// has jobs with rounded_sources.
-template <class Element, bool kRounds>
+/// has jobs with rounded_sources; `kLoads`: see kLoadsMax.
+template <class Element, bool kRounds, int kLoads = kLoadsMax>
 __device__ __forceinline__ void work(Jobs& jobs, std::uint32_t thread, std::uint32_t threads) {
   for (std::uint32_t number = 0;; ++number) {
     const std::uint32_t slot = number % Jobs::kSlots;
@@ -360,9 +370,9 @@ __device__ __forceinline__ void work(Jobs& jobs, std::uint32_t thread, std::uint
     if (job.finishes) {
       run_finishing_job<Element>(job, thread, threads);
     } else if (kRounds && job.rounded_sources != 0) {
-      run_rounding_job<Element>(job, thread, threads);
+      run_rounding_job<Element, kLoads>(job, thread, threads);
     } else {
-      run_plain_job<Element>(job, thread, threads);
+      run_plain_job<Element, kLoads>(job, thread, threads);
     }
     // Each for itself: a lane that arrives for its warp costs no less, and racecheck does not see
     // that it does.

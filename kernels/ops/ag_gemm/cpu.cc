@@ -5,7 +5,6 @@
 #include <vector>
 
 #include "kernels/cpu/copy_rows.h"
-#include "kernels/cpu/gather_tasks.h"
 #include "kernels/cpu/pacer.h"
 #include "kernels/cpu/tile_gemm.h"
 #include "kernels/ops/ag_gemm/roles.h"
@@ -114,10 +113,7 @@ class AgGemmCpu::Impl : private RoleBody {
  private:
   void begin_launch() override { launch_.make_schedule(); }
   LaunchTasks tasks() const override {
-    const auto rows_of = [this](std::uint32_t rank) { return launch_.schedule.shard(rank).count; };
-    return {launch_.schedule.tiles(),
-            gather_chunks_sent(launch_.schedule.gather(), rows_of),
-            {plan_.max.n, plan_.max.k}};
+    return {launch_.schedule.tiles(), launch_.chunks_sent(), {plan_.max.n, plan_.max.k}};
   }
   bool run_role(Role role, std::uint32_t index, BlockTotals& totals) override {
     CpuExecutor executor(*tiles_, matrices_, plan_.epilogue, role == Role::kCompute ? index : 0);

@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "kernels/comm/launch.h"
+#include "kernels/gather/chunks_sent.h"
 #include "kernels/gather/copy_job.h"
 #include "kernels/gather/sharing.h"
 #include "kernels/ops/ag_gemm/geometry.h"
@@ -26,6 +27,11 @@ struct AgGemmLaunch : Launch {
 
   /// When m is settled, before the blocks begin.
   void make_schedule() { schedule = AgGemmSchedule(plan, context.world, m); }
+  /// Chunks that this rank sends to other nodes.
+  std::uint32_t chunks_sent() const {
+    return gather_chunks_sent(schedule.gather(),
+                              [this](std::uint32_t rank) { return schedule.shard(rank).count; });
+  }
 };
 
 }  // namespace mk::kernels

@@ -1,6 +1,5 @@
 #include "kernels/cpu/collective.h"
 #include "kernels/cpu/copy_rows.h"
-#include "kernels/cpu/gather_tasks.h"
 #include "kernels/cpu/pacer.h"
 #include "kernels/ops/all_gather/spec.h"
 
@@ -20,7 +19,6 @@ struct AllGather {
     void loads_begin() {}
   };
 
-  static const AllGatherGeometry& geometry(const Plan& plan) { return plan; }
   static std::vector<RoleThread> threads(const RoleBlocks& blocks, const World& world) {
     std::vector<RoleThread> threads;
     add_role(threads, Role::kCollect, blocks.compute);
@@ -28,32 +26,6 @@ struct AllGather {
     if (world.nodes > 1) add_role(threads, Role::kSend, blocks.send);
     if (world.nodes > 1 && world.locals > 1) add_role(threads, Role::kReceive, blocks.receive);
     return threads;
-  }
-
-  static Status bind(const Plan& plan, const void* input, void* output, std::uint32_t m,
-                     Launch& launch) {
-    const World& world = launch.context.world;
-    const std::uint32_t rows = shard_of(m, world.size(), world.rank()).count;
-    if (input == nullptr && rows != 0) {
-      return fail(ErrorCode::kInvalidArgument,
-                  "all_gather: the input is null, but of {} rows rank {} brings {}", m,
-                  world.rank(), rows);
-    }
-    if (output == nullptr)
-      return fail(ErrorCode::kInvalidArgument, "all_gather: the output is null");
-    MK_ASSIGN_OR_RETURN(launch.in_place, plan.in_place(launch.context, input));
-    launch.rows = GatherSource::of(input, plan.gather.row_bytes, plan.gather.row_bytes, rows);
-    launch.all = static_cast<std::byte*>(output);
-    return {};
-  }
-
-  static std::uint32_t chunks_sent(const Launch& launch) {
-    return gather_chunks_sent(
-        launch.schedule, [&launch](std::uint32_t rank) { return launch.shards.of(rank).count; });
-  }
-
-  static std::array<std::uint32_t, shm::kProgressSizes> sizes(const Plan& plan) {
-    return {plan.gather.row_bytes};
   }
 
   static bool run_role(Executor& executor, const Launch& launch, Role role, std::uint32_t index,

@@ -15,6 +15,7 @@
 
 #include "kernels/comm/launch.h"
 #include "kernels/comm/shard.h"
+#include "kernels/gather/chunks_sent.h"
 #include "kernels/gather/collect.h"
 #include "kernels/gather/geometry.h"
 #include "kernels/gather/roles.h"
@@ -46,6 +47,11 @@ struct AllGatherLaunch : Launch {
   void make_schedule() {
     schedule = GatherSchedule(plan.gather, context.world);
     shards = Shards(m, context.world.size());
+  }
+  /// Chunks that this rank sends to other nodes.
+  std::uint32_t chunks_sent() const {
+    return gather_chunks_sent(schedule,
+                              [this](std::uint32_t rank) { return shards.of(rank).count; });
   }
 };
 

@@ -56,6 +56,22 @@ Result<bool> AllGatherPlan::in_place(const RankContext& context, const void* row
   return nodes > 1;
 }
 
+Status AllGatherPlan::bind(const void* input, void* output, std::uint32_t m,
+                           AllGatherLaunch& launch) const {
+  const World& world = launch.context.world;
+  const std::uint32_t rows = shard_of(m, world.size(), world.rank()).count;
+  if (input == nullptr && rows != 0) {
+    return fail(ErrorCode::kInvalidArgument,
+                "all_gather: the input is null, but of {} rows rank {} brings {}", m, world.rank(),
+                rows);
+  }
+  if (output == nullptr) return fail(ErrorCode::kInvalidArgument, "all_gather: the output is null");
+  MK_ASSIGN_OR_RETURN(launch.in_place, in_place(launch.context, input));
+  launch.rows = GatherSource::of(input, gather.row_bytes, gather.row_bytes, rows);
+  launch.all = static_cast<std::byte*>(output);
+  return {};
+}
+
 LaunchWork AllGatherPlan::work(const World& world, std::uint32_t m) const {
   const GatherSchedule schedule(gather, world);
   const auto rows_of = [&](std::uint32_t rank) { return shard_of(m, world.size(), rank).count; };

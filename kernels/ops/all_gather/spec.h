@@ -3,6 +3,7 @@
 /// before it exists (workspace, arrival flags), and the operator on the CPU. Host only.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -12,8 +13,10 @@
 #include "kernels/comm/types.h"
 #include "kernels/comm/world.h"
 #include "kernels/cpu/collective.h"
+#include "kernels/cuda/host/collective.h"
 #include "kernels/ops/all_gather/protocol.h"
 #include "shm/host/result.h"
+#include "shm/progress.h"
 
 namespace mk::kernels {
 
@@ -34,6 +37,13 @@ struct AllGatherPlan : AllGatherGeometry {
   /// Whether `rows` lie there and the network is to read them. kInvalidArgument if they lie
   /// elsewhere in the workspace.
   Result<bool> in_place(const RankContext& context, const void* rows) const;
+  /// The part of the plan that a launch has.
+  const AllGatherGeometry& geometry() const { return *this; }
+  /// Checks a launch's arguments, and takes them if they are right: `input`, this rank's rows, null
+  /// if it has none; `output`, all m rows. The context is there.
+  Status bind(const void* input, void* output, std::uint32_t m, AllGatherLaunch& launch) const;
+  /// The shape as people are told of it: shm::kProgressSizeNames.
+  std::array<std::uint32_t, shm::kProgressSizes> sizes() const { return {gather.row_bytes}; }
   /// Of the rank in a launch with m.
   LaunchWork work(const World& world, std::uint32_t m) const;
   /// Equal on two ranks when their plans are: compare before the first launch.
@@ -42,11 +52,17 @@ struct AllGatherPlan : AllGatherGeometry {
   std::string describe() const;
 };
 
-/// Launches with `input`: this rank's rows, null if it has none; `output`: all m rows. Everything
-/// `context` points to outlives the operator. Errors: kInvalidArgument for a context that does not
-/// fit the plan, kSystem when threads cannot be started.
+/// Launches with what AllGatherPlan::bind says. Everything `context` points to outlives the
+/// operator. Errors: kInvalidArgument for a context that does not fit the plan, kSystem when
+/// threads cannot be started.
 Result<std::unique_ptr<CollectiveCpu>> make_all_gather_cpu(const AllGatherPlan& plan,
                                                            const RankContext& context,
                                                            const CpuOptions& options);
+
+/// The same on the current Hopper GPU, with addresses and rows that are multiples of 16 bytes;
+/// kInvalidArgument if rows are not, kUnsupported for another GPU.
+Result<std::unique_ptr<CollectiveCuda>> make_all_gather_cuda(const AllGatherPlan& plan,
+                                                             const RankContext& context,
+                                                             const CudaOptions& options);
 
 }  // namespace mk::kernels

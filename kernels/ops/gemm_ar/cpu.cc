@@ -41,10 +41,6 @@ struct AllReduce {
   }
   static Status check(const World&, const GemmMatrices&, std::uint32_t) { return {}; }
 
-  static std::uint32_t chunks_sent(const GemmArSchedule& schedule, const World& world) {
-    return schedule.chunks(world.local) * (world.nodes - 1);
-  }
-
   static bool run_role(Executor& executor, const Launch& launch, Role role, std::uint32_t index,
                        BlockTotals& totals) {
     GemmArBlock block(executor, launch, role, index, totals);

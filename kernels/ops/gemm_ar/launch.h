@@ -18,6 +18,10 @@ struct GemmArLaunch : Launch {
 
   /// When m is settled, before the blocks begin.
   void make_schedule() { schedule = GemmArSchedule(plan, m); }
+  /// Chunks that this rank sends to other nodes.
+  std::uint32_t chunks_sent() const {
+    return schedule.chunks(context.world.local) * (context.world.nodes - 1);
+  }
 
   MK_HOST_DEVICE bool accumulates_own_tiles() const {
     return accumulates_own && plan.adds_in_place() && mode != Mode::kUnfused && plan.nodes == 1 &&

@@ -79,7 +79,7 @@ class GemmRsBlock : public SumBlock<Executor, GemmRsLaunch> {
   }
 
   /// The first element of a tile's place; `stride`: from row to row, in elements.
-  std::byte* address(const TilePlace& place, std::uint64_t* stride) const {
+  MK_HOST_DEVICE std::byte* address(const TilePlace& place, std::uint64_t* stride) const {
     const auto& plan = this->launch.plan;
     const std::uint64_t packed =
         std::uint64_t{place.rows} * place.columns * bytes_of(plan.partials) * place.tile;

@@ -43,10 +43,6 @@ struct ReduceScatter {
     return {};
   }
 
-  static std::uint32_t chunks_sent(const GemmRsSchedule& schedule, const World& world) {
-    return schedule.pieces_sent(world.node, world.local);
-  }
-
   static bool run_role(Executor& executor, const Launch& launch, Role role, std::uint32_t index,
                        BlockTotals& totals) {
     GemmRsBlock<Executor> block(executor, launch, role, index, totals);

@@ -25,6 +25,10 @@ struct GemmRsLaunch : Launch {
 
   /// When m is settled, before the blocks begin.
   void make_schedule() { schedule = GemmRsSchedule(plan, m); }
+  /// Chunks that this rank sends to other nodes.
+  std::uint32_t chunks_sent() const {
+    return schedule.pieces_sent(context.world.node, context.world.local);
+  }
   MK_HOST_DEVICE bool accumulates_own_tiles() const {
     return accumulates_own && plan.adds_in_place() && mode != Mode::kUnfused && plan.nodes == 1 &&
            plan.locals == 2;

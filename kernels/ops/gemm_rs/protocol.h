@@ -23,7 +23,7 @@ class GemmRsTileScheduler : public StepScheduler {
     std::uint32_t tiles;
     bool accumulates;  ///< GemmRsLaunch::accumulates_own_tiles
 
-    static Params of(const GemmRsLaunch& launch) {
+    static MK_HOST_DEVICE Params of(const GemmRsLaunch& launch) {
       return {launch.schedule, launch.context.world, launch.schedule.tiles(),
               launch.accumulates_own_tiles()};
     }
@@ -65,7 +65,7 @@ class GemmRsInputBarrier {
     World world;
     int k_blocks;
 
-    static Params of(const GemmRsLaunch& launch, int k_blocks) {
+    static MK_HOST_DEVICE Params of(const GemmRsLaunch& launch, int k_blocks) {
       return {launch.context.world, k_blocks};
     }
     /// Whether any tile waits for anything; else the barrier needs no block.
@@ -170,7 +170,7 @@ struct GemmRsCompute {
 
   /// How a trace names the tile, and the rank that it goes to.
   template <class Block>
-  static void span(Block& block, std::uint64_t begin_ns, Tile tile) {
+  static MK_HOST_DEVICE void span(Block& block, std::uint64_t begin_ns, Tile tile) {
     block.span_end(begin_ns, SpanKind::kTile, static_cast<std::uint32_t>(tile.n), 0,
                    static_cast<std::uint32_t>(tile.m));
   }

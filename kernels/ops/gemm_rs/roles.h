@@ -6,6 +6,7 @@
 ///                                    this rank's partial of the tile (its place in the whole C),
 ///                                    in the type of partials; of one rank alone the result;
 ///                                    false: it cannot, and has noted why
+///     void accumulate(const AccumulateJob&);   where it adds to its own tiles
 ///     void sum(const SumJob&);       comm/sum_job.h
 ///     void* c_at(const TileRect&);   the tile's place in the caller's C; its rows are from the
 ///                                    first row of this rank's shard on
@@ -79,7 +80,7 @@ MK_HOST_DEVICE inline bool sum_tile(GemmRsBlock<Executor>& block, std::uint32_t 
 /// Computes this rank's tiles and, where it accumulates its own (GemmRsLaunch::accumulates_own),
 /// adds the other rank's partials to those.
 template <class Executor>
-inline bool compute(GemmRsBlock<Executor>& block) {
+MK_HOST_DEVICE inline bool compute(GemmRsBlock<Executor>& block) {
   return compute_tiles<GemmRsCompute>(block);
 }
 

@@ -46,7 +46,6 @@ struct ReduceScatter {
       reduce_scatter::settle_types(launch_, job);
       sum_rows(math_, job);
     }
-    void accumulate(const AccumulateJob& job) const { accumulate_rows(math_, job); }
     void* c_at(const TileRect& rect) const { return reduce_scatter::result_at(launch_, rect); }
     std::uint64_t c_stride() const { return reduce_scatter::result_stride(launch_); }
     void stores_done() {}
@@ -57,35 +56,13 @@ struct ReduceScatter {
     const RowMath& math_;
   };
 
-  static const GemmRsGeometry& geometry(const Plan& plan) { return plan.sums; }
   static std::vector<RoleThread> threads(const RoleBlocks& blocks, const World& world) {
     return gemm_sum_threads(blocks, world, std::nullopt);
   }
-  static Status bind(const Plan& plan, const void* input, void* output, std::uint32_t m,
-                     Launch& launch) {
-    const World& world = launch.context.world;
-    const std::uint32_t rows = shard_of(m, world.size(), world.rank()).count;
-    if (input == nullptr)
-      return fail(ErrorCode::kInvalidArgument, "reduce_scatter: the input is null");
-    if (output == nullptr && rows != 0) {
-      return fail(ErrorCode::kInvalidArgument,
-                  "reduce_scatter: the output is null, but of {} rows rank {} gets {}", m,
-                  world.rank(), rows);
-    }
-    launch.dtype = plan.dtype;
-    launch.input = static_cast<const std::byte*>(input);
-    launch.output = static_cast<std::byte*>(output);
-    return {};
-  }
-  static std::uint32_t chunks_sent(const Launch& launch) {
-    const World& world = launch.context.world;
-    return launch.schedule.pieces_sent(world.node, world.local);
-  }
-  static std::array<std::uint32_t, shm::kProgressSizes> sizes(const Plan& plan) { return {plan.n}; }
   static bool run_role(Executor& executor, const Launch& launch, Role role, std::uint32_t index,
                        BlockTotals& totals) {
     GemmRsBlock<Executor> block(executor, launch, role, index, totals);
-    return reduce_scatter::run_role(block);
+    return reduce_scatter::run_role(block, launch);
   }
 };
 

@@ -23,6 +23,10 @@ struct ReduceScatterLaunch : GemmRsLaunch {
   DType dtype = DType::kBf16;        ///< of input and output; the partials' may be fp32
   const std::byte* input = nullptr;  ///< the caller's: m rows without gaps
   std::byte* output = nullptr;       ///< the caller's: this rank's rows without gaps
+  // Into how many parts an executor cuts each chunk that it sums, so that all its workers have
+  // some.
+  std::uint32_t reduce_parts = 1;
+  std::uint32_t receive_parts = 1;
 };
 
 namespace reduce_scatter {
@@ -45,18 +49,19 @@ MK_HOST_DEVICE inline void settle_types(const ReduceScatterLaunch& launch, SumJo
 }
 
 /// Block `index` of the role; whether it ran to its end. If not, the launch has failed; its first
-/// cause is in LocalWords::failure. `parts`: see gemm_rs::reduce.
+/// cause is in LocalWords::failure.
 template <class Executor>
-inline bool run_role(GemmRsBlock<Executor>& block, std::uint32_t parts = 1) {
+MK_HOST_DEVICE inline bool run_role(GemmRsBlock<Executor>& block,
+                                    const ReduceScatterLaunch& launch) {
   switch (block.role) {
     case Role::kCompute:
       return gemm_rs::compute(block);
     case Role::kReduce:
-      return gemm_rs::reduce(block, parts);
+      return gemm_rs::reduce(block, launch.reduce_parts);
     case Role::kSend:
       return gemm_rs::send(block);
     default:
-      return gemm_rs::receive(block, parts);
+      return gemm_rs::receive(block, launch.receive_parts);
   }
 }
 

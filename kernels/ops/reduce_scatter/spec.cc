@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include "kernels/comm/plan_tools.h"
+#include "kernels/comm/shard.h"
 
 namespace mk::kernels {
 namespace {
@@ -26,6 +27,23 @@ Result<ReduceScatterPlan> ReduceScatterPlan::make(std::uint32_t nodes, std::uint
                                                   f32 ? DType::kBf16 : dtype, tiling, result, kOp));
   plan.workspace_bytes = plan.sums.workspace_bytes();
   return plan;
+}
+
+Status ReduceScatterPlan::bind(const void* input, void* output, std::uint32_t m,
+                               ReduceScatterLaunch& launch) const {
+  const World& world = launch.context.world;
+  const std::uint32_t rows = shard_of(m, world.size(), world.rank()).count;
+  if (input == nullptr)
+    return fail(ErrorCode::kInvalidArgument, "reduce_scatter: the input is null");
+  if (output == nullptr && rows != 0) {
+    return fail(ErrorCode::kInvalidArgument,
+                "reduce_scatter: the output is null, but of {} rows rank {} gets {}", m,
+                world.rank(), rows);
+  }
+  launch.dtype = dtype;
+  launch.input = static_cast<const std::byte*>(input);
+  launch.output = static_cast<std::byte*>(output);
+  return {};
 }
 
 LaunchWork ReduceScatterPlan::work(const World& world, std::uint32_t m) const {

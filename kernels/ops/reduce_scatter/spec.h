@@ -4,6 +4,7 @@
 /// operator on the CPU. Host only.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -13,8 +14,11 @@
 #include "kernels/comm/types.h"
 #include "kernels/comm/world.h"
 #include "kernels/cpu/collective.h"
+#include "kernels/cuda/host/collective.h"
 #include "kernels/ops/gemm_rs/spec.h"
+#include "kernels/ops/reduce_scatter/protocol.h"
 #include "shm/host/result.h"
+#include "shm/progress.h"
 
 namespace mk::kernels {
 
@@ -42,6 +46,13 @@ struct ReduceScatterPlan {
   std::uint32_t flag_count() const { return sums.flag_count(); }
   /// There is no place for inputs that saves a copy.
   static void* input(const RankContext& /*context*/) { return nullptr; }
+  /// The part of the plan that a launch has.
+  const GemmRsGeometry& geometry() const { return sums; }
+  /// Checks a launch's arguments, and takes them if they are right: `input`, this rank's m rows;
+  /// `output`, its share of the sums, null if it has none. The context is there.
+  Status bind(const void* input, void* output, std::uint32_t m, ReduceScatterLaunch& launch) const;
+  /// The shape as people are told of it: shm::kProgressSizeNames.
+  std::array<std::uint32_t, shm::kProgressSizes> sizes() const { return {n}; }
   /// The rank's, in a launch with m.
   LaunchWork work(const World& world, std::uint32_t m) const;
   /// Equal on two ranks when their plans are: compare before the first launch.
@@ -50,11 +61,17 @@ struct ReduceScatterPlan {
   std::string describe() const;
 };
 
-/// Launches with `input`: this rank's m rows; `output`: its share of the sums, null if it has none.
-/// Everything `context` points to outlives the operator. Errors: kInvalidArgument for a context
+/// Launches with what ReduceScatterPlan::bind says. Everything `context` points to outlives the
+/// operator. Errors: kInvalidArgument for a context
 /// that does not fit the plan, kSystem when threads cannot be started.
 Result<std::unique_ptr<CollectiveCpu>> make_reduce_scatter_cpu(const ReduceScatterPlan& plan,
                                                                const RankContext& context,
                                                                const CpuOptions& options);
+
+/// The same on the current Hopper GPU, with addresses that are multiples of 16 bytes, and rows of a
+/// multiple of 8 elements; kInvalidArgument if they are not, kUnsupported for another GPU.
+Result<std::unique_ptr<CollectiveCuda>> make_reduce_scatter_cuda(const ReduceScatterPlan& plan,
+                                                                 const RankContext& context,
+                                                                 const CudaOptions& options);
 
 }  // namespace mk::kernels

@@ -16,6 +16,7 @@
 #include "kernels/cuda/host/on_device.h"
 #include "kernels/cuda/host/operator_inputs.h"
 #include "kernels/cuda/host/planned.h"
+#include "kernels/gather/chunks_sent.h"
 #include "kernels/gather/plan.h"
 #include "kernels/ops/ring/windows.h"
 #include "shm/atomic.h"
@@ -343,6 +344,9 @@ Status RingAttentionCuda::set_window(const RingAttentionDeviceTensors& all, std:
     arguments_.items =
         cuda::ring_items(its, world(), schedule_of(seq), kernel_->tile_queries, section, last);
     told.tiles = static_cast<std::uint32_t>(cuda::RingItems(arguments_.items.items).count());
+    const RingAttentionSchedule schedule(its, world(), seq, Mode::kFused);
+    told.chunks = gather_chunks_sent(
+        schedule.gather(), [&](std::uint32_t rank) { return schedule.gathered_rows(rank); });
     return {};
   }
   cuda::PackedLaunchTables& packed = arguments_.packed;

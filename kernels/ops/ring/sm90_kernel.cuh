@@ -263,7 +263,7 @@ cudaError_t launch_ring_attention(const RingAttentionArguments& arguments, cudaS
   attention.keys.epoch = &arguments.frame.state->epoch;
   attention.keys.banks = arguments.launch.banks;
   attention.gate.shown = arguments.shown;
-  attention.gate.stop = &arguments.frame.state->local.stop;
+  attention.gate.local = &arguments.frame.state->local;
   attention.gate.tile_queries = Config::kTileQueries;
   attention.gate.pairs = static_cast<int>(arguments.launch.plan.head_pairs());
   attention.gate.all_first = arguments.launch.mode == Mode::kUnfused;

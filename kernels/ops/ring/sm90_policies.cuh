@@ -168,7 +168,7 @@ class RingGate {
  public:
   struct Params {
     const std::uint64_t* shown = nullptr;  ///< by rank
-    const std::uint32_t* stop = nullptr;   ///< LocalWords::stop
+    LocalWords* local = nullptr;           ///< its `stop`, and what people are told of waits
     int tile_queries = 0;
     int pairs = 0;           ///< batch * key heads
     bool all_first = false;  ///< an unfused launch
@@ -232,6 +232,14 @@ class RingGate {
     trace.spans[blockIdx.x * trace.capacity + shared_.noted - 1] = {
         ptx::now_ns(), 0, {index, 0}, rank, kind};
   }
+  /// Tells people of a wait that lasts (tell_wait). Between this block and the rank stands a
+  /// watcher.
+  __device__ void tell(std::uint32_t origin) const {
+    constexpr WaitSite kWait{.role = Role::kCompute, .kind = FlagKind::kRowsReady, .hops = 1};
+    constexpr std::uint32_t kWord = AwaitedWord::encode(kWait);
+    shm::store_relaxed(&params_.local->failure.awaited[static_cast<std::uint32_t>(Role::kCompute)],
+                       kWord | origin);
+  }
   /// Until so many rows of the run's rank are here.
   template <class Ranges>
   __device__ void await(const Ranges& ranges, int run, int rows) {
@@ -250,7 +258,9 @@ class RingGate {
         ++shared_.totals.waits.count;
         shared_.totals.waits.ns -= ptx::now_ns();
       }
-      if (look % kLooksPerStop == kLooksPerStop - 1 && shm::load_relaxed(params_.stop) != 0) {
+      if (look % kLooksPerStop != kLooksPerStop - 1) continue;
+      tell(ranges.origin(run));
+      if (shm::load_relaxed(&params_.local->stop) != 0) {
         shared_.in_vain = 1;
         return;
       }

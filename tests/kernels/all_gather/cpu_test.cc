@@ -9,6 +9,8 @@ namespace {
 
 struct AllGather {
   using Plan = AllGatherPlan;
+  static constexpr std::string_view kTold = "all_gather";
+  static std::uint32_t told_size(const Plan& plan) { return plan.gather.row_bytes; }
   static Result<Plan> plan(const CollectiveOptions& of) {
     return Plan::make(of.nodes, of.locals, of.m_max, of.n, of.dtype, of.tiling);
   }

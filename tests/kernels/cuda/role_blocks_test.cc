@@ -210,6 +210,79 @@ TEST(RoleBlocks, PlannedNumbersAreTakenAsTheyAre) {
   }
 }
 
+GroupNeeds collective_needs(const World& world, Role streams) {
+  GroupNeeds needs;
+  needs.multiplies = false;
+  needs.streams = streams;
+  needs.stream = streams == Role::kShare ? world.size() > 1 : world.locals > 1;
+  needs.send = world.nodes > 1;
+  needs.receive = world.nodes > 1 && (streams == Role::kReduce || world.locals > 1);
+  return needs;
+}
+
+// A share that is not refused has groups for each role, and there is a group for each of
+// them: a role with a group too few would wait for it until its deadline.
+TEST(RoleBlocks, EveryGroupOfACollectiveIsThere) {
+  std::uint32_t refused = 0;
+  for (const Role streams : {Role::kShare, Role::kReduce}) {
+    for (const auto& [nodes, locals] :
+         {std::pair{1u, 1u}, {1u, 2u}, {1u, 8u}, {2u, 1u}, {4u, 8u}}) {
+      const World world = world_of(nodes, locals);
+      const GroupNeeds needs = collective_needs(world, streams);
+      for (std::uint32_t device = 1; device <= 300; ++device) {
+        for (const std::uint32_t ranks : {1u, 2u, 7u}) {
+          SCOPED_TRACE(testing::Message() << nodes << " x " << locals << ", " << device
+                                          << " SMs of " << ranks << " ranks");
+          const Chosen chosen = choose(needs, shared_by(ranks), device);
+          const std::uint32_t share = plan::blocks_of_share(device, ranks);
+          if (!chosen.status) {
+            EXPECT_EQ(chosen.status.error().code, ErrorCode::kLimitExceeded);
+            EXPECT_LE(share, 1u) << chosen.status.error().message;
+            ++refused;
+            continue;
+          }
+          const RoleBlocks& blocks = chosen.blocks;
+          EXPECT_EQ(blocks.send != 0, needs.send);
+          EXPECT_EQ(blocks.receive != 0, needs.receive);
+          EXPECT_EQ(blocks.share != 0, needs.stream && streams == Role::kShare);
+          EXPECT_EQ(blocks.reduce != 0, needs.stream && streams == Role::kReduce);
+          EXPECT_GE(blocks.compute, 1u);
+          for (const std::uint32_t count :
+               {blocks.receive, blocks.share, blocks.reduce, blocks.compute})
+            EXPECT_LE(count, kBlocksMax);
+          EXPECT_LE(chosen.frame.comm_blocks, std::min(share, kBlocksMax));
+          EXPECT_LE(
+              1 + blocks.send + blocks.receive + blocks.share + blocks.reduce + blocks.compute,
+              chosen.frame.comm_blocks * kGroupsOfBlock);
+        }
+      }
+    }
+  }
+  EXPECT_GT(refused, 0u);
+}
+
+TEST(RoleBlocks, ACollectiveTakesWhatTheCallerNames) {
+  const GroupNeeds needs = collective_needs(world_of(2, 2), Role::kShare);
+  CudaOptions options;
+  options.send_groups = 2;
+  options.receive_groups = 9;
+  options.stream_groups = 12;
+  options.compute_blocks = 5;
+  const Chosen chosen = chosen_of(needs, options);
+  EXPECT_EQ(chosen.blocks.send, 2u);
+  EXPECT_EQ(chosen.blocks.receive, 9u);
+  EXPECT_EQ(chosen.blocks.share, 12u);
+  EXPECT_EQ(chosen.blocks.compute, 15u);
+  // Ten blocks have 29 groups beside the poller.
+  const Chosen wrong = choose(needs, options, 10);
+  ASSERT_FALSE(wrong.status);
+  EXPECT_EQ(wrong.status.error().code, ErrorCode::kLimitExceeded);
+  EXPECT_NE(wrong.status.error().message.find("ask for fewer SMs"), std::string::npos)
+      << wrong.status.error().message;
+  options.send_groups = kLanes + 1;
+  EXPECT_EQ(choose(needs, options).status.error().code, ErrorCode::kInvalidArgument);
+}
+
 TEST(RoleBlocks, WhatTheCallerAsksForIsTaken) {
   const GroupNeeds needs = sum_needs(world_of(2, 2), 12);
   CudaOptions options = shared_by(2);

@@ -23,6 +23,8 @@ double element(const CollectiveOptions& of, const Bytes& rows, std::size_t at) {
 
 struct ReduceScatter {
   using Plan = ReduceScatterPlan;
+  static constexpr std::string_view kTold = "reduce_scatter";
+  static std::uint32_t told_size(const Plan& plan) { return plan.n; }
   static Result<Plan> plan(const CollectiveOptions& of) {
     return Plan::make(of.nodes, of.locals, of.m_max, of.n, of.dtype, of.tiling, of.partials);
   }

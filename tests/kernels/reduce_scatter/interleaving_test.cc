@@ -25,11 +25,14 @@ struct ReduceScatter : ScatteredRows {
     ReduceScatterLaunch launch_;
   };
 
-  static void begin(Launch& launch) { launch.sums_once = sums_once(launch); }
+  static void begin(Launch& launch) {
+    launch.reduce_parts = launch.receive_parts = SimExecutor::parts(launch);
+    launch.sums_once = sums_once(launch);
+  }
   static bool run_role(Executor& executor, const Launch& launch, Role role, std::uint32_t index,
                        BlockTotals& totals) {
     GemmRsBlock block(executor, launch, role, index, totals);
-    return reduce_scatter::run_role(block, SimExecutor::parts(launch));
+    return reduce_scatter::run_role(block, launch);
   }
 };
 

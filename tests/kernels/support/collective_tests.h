@@ -132,9 +132,34 @@ TYPED_TEST_P(Collective, ManyLaunchesBackToBackReadNoStaleFlag) {
   }
 }
 
+// By the words of shm/progress.h, from which mkctl who-is-slow names the operator.
+TYPED_TEST_P(Collective, TellsPeopleOfEachLaunch) {
+  for (const std::uint32_t nodes : {1u, 3u}) {
+    CollectiveJob<TypeParam> job(collective_options(nodes, 2));
+    NetworkThread network(job.cluster(), 1);
+    for (std::uint32_t launch = 1; launch <= 2; ++launch) {
+      const CollectiveLaunch plan{38 - launch};
+      ASSERT_EQ(job.check(plan, job.run({plan})[0]), "");
+      for (std::uint32_t rank = 0; rank < job.size(); ++rank) {
+        const shm::Progress& words = job.cluster().rank(rank).progress;
+        EXPECT_EQ(shm::kProgressOperators[words.op], TypeParam::kTold);
+        EXPECT_EQ(words.epoch, launch);
+        EXPECT_EQ(words.m, plan.m);
+        EXPECT_EQ(words.sizes[0], TypeParam::told_size(job.plan()));
+        EXPECT_FALSE(shm::kProgressSizeNames[words.op][0].empty());
+        EXPECT_EQ(words.chunks != 0, nodes > 1);
+        EXPECT_EQ(words.chunks_done, words.chunks);
+        for (const std::uint64_t word : words.roles)
+          EXPECT_EQ(shm::decode_role(word).running, 0u) << "nobody runs";
+      }
+    }
+    EXPECT_EQ(network.stop().complaint(), "");
+  }
+}
+
 REGISTER_TYPED_TEST_SUITE_P(Collective, IsRightInEveryWorldForChangingM,
                             ChoosesItsChunksForALargeMatrix, RepeatedRunsGiveTheSameBits,
-                            ManyLaunchesBackToBackReadNoStaleFlag);
+                            ManyLaunchesBackToBackReadNoStaleFlag, TellsPeopleOfEachLaunch);
 
 inline bool contains(const std::string& text, std::string_view part) {
   return text.find(part) != std::string::npos;

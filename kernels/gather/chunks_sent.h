@@ -1,5 +1,5 @@
 /// \file
-/// Counts what a rank has to do of a gather.
+/// Counts what a rank sends of a gather.
 #pragma once
 
 #include <cstdint>
