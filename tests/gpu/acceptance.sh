@@ -14,6 +14,7 @@
 #   cases_all  the worlds on fewer GPUs, too
 #   ring       ring_attention_gpu_test: Ring Attention, in the worlds on so many GPUs and fewer
 #   moe, combine   moe_gpu_test, combine_gpu_test: the worlds on that many GPUs, and what needs no world
+#   collectives    collectives_gpu_test: AllGather and ReduceScatter alone; and client_gpu_test's cases of batch_invariant
 #   delays     operators_gpu_delays_test (where it was built): ranks held up at random inside launches
 #   client     client_gpu_test: through libmkclient, kills of ranks and daemons among them
 #   lifetime   lifetime_gpu_test in full: operators destroyed right after a launch
@@ -32,6 +33,8 @@
 #   torch      PyTorch's async-TP, where PyTorch is
 #   ring_figures, ring_two_nodes   ring_bench.py: Ring Attention, FlashAttention-3 and NCCL, as one node and as two
 #   moe_figures, moe_two_nodes     moe_bench.py: the MoE layer, and NCCL with torch._grouped_mm or DeepGEMM
+#   collective_figures, collective_two_nodes   mkbench all-gather and reduce-scatter: small shapes checked, then larger ones timed;
+#              on one node then NCCL in the same shapes (collectives_baseline.py)
 #   layer, layer_two_nodes         mkbench moe, combine and moe-layer: small shapes checked, then large ones timed
 #   attention_figures, grouped_figures   the products alone, beside FlashAttention-3, cuDNN and DeepGEMM
 #   sweep_one, sweep_two   by numbers of communication groups and sizes of chunks
@@ -41,13 +44,13 @@
 # when nothing was run. NVLink multicast stays off.
 set -u
 
-steps=(cases cases_all ring moe combine delays client lifetime fabric gemm attention grouped memcheck memcheck_moe one_node alone
+steps=(cases cases_all ring moe combine collectives delays client lifetime fabric gemm attention grouped memcheck memcheck_moe one_node alone
   two_nodes across mirror core rails torch ring_figures ring_two_nodes moe_figures moe_two_nodes layer layer_two_nodes attention_figures grouped_figures
-  sweep_one sweep_two sweep_mirror)
-programs=(dma_queue_test operators_gpu_test ring_attention_gpu_test moe_gpu_test combine_gpu_test operators_gpu_delays_test client_gpu_test
+  collective_figures collective_two_nodes sweep_one sweep_two sweep_mirror)
+programs=(dma_queue_test operators_gpu_test collectives_gpu_test ring_attention_gpu_test moe_gpu_test combine_gpu_test operators_gpu_delays_test client_gpu_test
   lifetime_gpu_test gpu_fabric_test gemm_test gemm_seams_test attention_test grouped_gemm_test grouped_seams_test operators_bench mirror_bench
   gemm_bench rails_bench libring_abi.so libmoe_abi.so libattention_abi.so libgrouped_gemm_abi.so)
-scripts=({attention_bench,attention_judge,gpu_world,grouped_gemm_bench,grouped_judge,moe_baseline,moe_bench,moe_judge,moe_world}.py
+scripts=({collectives_baseline,attention_bench,attention_judge,gpu_world,grouped_gemm_bench,grouped_judge,moe_baseline,moe_bench,moe_judge,moe_world}.py
   {ring_bench,ring_shards,ring_world,world_bench,../bench/torch_async_tp}.py)
 
 # lacks LIBRARY SCRIPT...: says which functions that these scripts name the library does not show, in $folder.
@@ -134,6 +137,20 @@ layer() {
   done
 }
 
+# collective_figures OUT NODES LOCALS SHAPE...: of MxN each. Rows of few launches, as the CPU draws their inputs.
+collective_figures() {
+  local name shape out=$1 world=$2x$3 rank=(--nodes "$2" --local "$3" --executor cuda) rails=()
+  [ "$2" = 1 ] || rails=(--link-bandwidth 50GB/s)
+  shift 3
+  for name in all-gather reduce-scatter; do
+    ./mkbench $name "${rank[@]}" "${rails[@]}" --m 1030 --n 1024 --iters 5 || return
+    for shape in "$@"; do
+      ./mkbench $name "${rank[@]}" "${rails[@]}" --m "${shape%x*}" --n "${shape#*x}" --iters 9 --lead 20 --verify none \
+        --json "$out/${name//-/_}_${world}_$shape.json" || return
+    done
+  done
+}
+
 step() {
   local devices=$1 out=$2 name=$3 case tool
   local worlds="*_on_$devices:OperatorBlocks*:OperatorLimits*" bench=(./operators_bench --devices "$devices")
@@ -145,6 +162,7 @@ step() {
     ring) ./ring_attention_gpu_test ;;
     moe) ./moe_gpu_test --gtest_filter="$worlds" ;;
     combine) ./combine_gpu_test --gtest_filter="$worlds" ;;
+    collectives) ./collectives_gpu_test && ./client_gpu_test --gtest_filter='*BatchInvariance*' ;;
     delays) ./operators_gpu_delays_test --gtest_filter="$worlds" ;;
     client) ./client_gpu_test ;;
     lifetime) MK_TEST_LIFETIME=full ./lifetime_gpu_test ;;
@@ -199,6 +217,12 @@ step() {
     moe_two_nodes)
       "${moe[@]}" --nodes 2 --locals $((devices / 2)) --set deepseek --set skew --set models --set decode \
         --json "$out/moe_2x$((devices / 2)).json" ;;
+    collective_figures)
+      local shapes=(1024x8192 4096x8192 16384x8192)
+      collective_figures "$out" 1 "$devices" "${shapes[@]}" &&
+        env -u LD_LIBRARY_PATH "$MK_PYTHON" collectives_baseline.py --devices "$devices" "${shapes[@]/#/--shape=}" \
+          --json "$out/collectives_nccl_x$devices.json" ;;
+    collective_two_nodes) collective_figures "$out" 2 $((devices / 2)) 4096x8192 16384x8192 ;;
     layer) layer "$out" 1 "$devices" ;;
     layer_two_nodes) layer "$out" 2 $((devices / 2)) ;;
     attention_figures)
@@ -228,7 +252,7 @@ measured() {
   status=$?
   seen=$(counts "$log")
   case $status:$name:$seen in
-    0:core:* | 0:rails:* | 0:torch:* | 0:sweep_* | 0:ring_*:* | 0:moe_*:* | 0:layer*:* | 0:*_figures:*) word=ok ;;
+    0:core:* | 0:rails:* | 0:torch:* | 0:sweep_* | 0:ring_*:* | 0:moe_*:* | 0:layer*:* | 0:*_figures:* | 0:collective_two_nodes:*) word=ok ;;
     0:*:nothing) word="LOOKED AT NOTHING" ;;
     0:*) word=ok ;;
     124:* | 137:*) word="cut off after ${seconds:-0} s" ;;
@@ -258,7 +282,7 @@ run() {
   export LD_LIBRARY_PATH=$PWD/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
   export PYTHONPATH=$PWD/wheels${PYTHONPATH:+:$PYTHONPATH} MK_PYTHON=${MK_PYTHON:-python3}
   export NCCL_NVLS_ENABLE=0 TORCH_SYMM_MEM_DISABLE_MULTICAST=1 NVSHMEM_DISABLE_NVLS=1
-  export -f step sanitize layer
+  export -f step sanitize layer collective_figures
   if [ "$how" = run ]; then
     for word in "$@"; do measured "$word" "$devices" "$out" || failed=1; done
   else

@@ -49,6 +49,28 @@ class Acceptance(unittest.TestCase):
         self.assertRegex(text, r"client +FAILED \(1\) +\d+ s  0 passed, 1 failed")
         self.assertRegex(text, r"fabric +ok ")
 
+    def test_collectives_and_the_cases_of_batch_invariant(self):
+        for name in ("collectives_gpu_test", "client_gpu_test"):
+            self.program(name, f'echo "{name} asked $*"; echo "[       OK ] {name}.A (1 ms)"')
+        status, text = self.run_steps("collectives")
+        self.assertEqual(status, 0, text)
+        self.assertRegex(text, r"collectives +ok +\d+ s  2 passed, 0 failed")
+        self.assertIn("client_gpu_test asked --gtest_filter=*BatchInvariance*", (self.folder / "out/collectives.log").read_text(encoding="utf-8"))
+
+    def test_figures_of_collectives_are_of_the_shapes_that_nccl_has(self):
+        self.program("../bench/mkbench/mkbench", 'echo "mkbench $*"')
+        self.assertEqual(self.call(SCRIPT, "pack", self.folder / "build", self.folder / "packed")[0], 0)
+        (self.folder / "packed/collectives_baseline.py").write_text("import sys; print('nccl', *sys.argv[1:])\n", encoding="utf-8")
+        status, text = self.call(self.folder / "packed/acceptance.sh", "run", self.folder / "out", "collective_figures", "collective_two_nodes")
+        self.assertEqual(status, 0, text)
+        log = (self.folder / "out/collective_figures.log").read_text(encoding="utf-8")
+        for name in ("all-gather", "reduce-scatter"):
+            self.assertIn(f"mkbench {name} --nodes 1 --local 2 --executor cuda --m 1030", log)
+            self.assertRegex(log, rf"mkbench {name} --nodes 1 --local 2 --executor cuda --m 4096 --n 8192 .*_1x2_4096x8192.json")
+        self.assertIn("nccl --devices 2 --shape=1024x8192 --shape=4096x8192 --shape=16384x8192 --json", log)
+        log = (self.folder / "out/collective_two_nodes.log").read_text(encoding="utf-8")
+        self.assertIn("mkbench reduce-scatter --nodes 2 --local 1 --executor cuda --link-bandwidth 50GB/s --m 1030", log)
+
     def test_a_step_is_cut_off_at_its_time(self):
         self.program("client_gpu_test", "sleep 30")
         status, text = self.run_steps("client=1")
