@@ -65,7 +65,7 @@ Status check_options(const std::string& op, const CpuOptions& options);
 /// One rank's launch, as people are told of it (shm::Progress).
 struct LaunchTasks {
   std::uint32_t tiles = 0;   ///< to compute; 0: not known before its blocks run (tell_tiles)
-  std::uint32_t chunks = 0;  ///< to send to other nodes; 0: likewise, or none
+  std::uint32_t chunks = 0;  ///< to send to other nodes; 0: likewise (tell_chunks), or none
   std::array<std::uint32_t, shm::kProgressSizes> sizes{};  ///< shm::kProgressSizeNames
   std::uint32_t m = 0;  ///< as the caller counts rows; 0: the launch's own
 };
@@ -135,6 +135,10 @@ class LaunchRunner : private BlockWork {
   /// By one block of a launch that has found out how many tiles there are.
   void tell_tiles(std::uint32_t tiles) {
     if (progress_ != nullptr) shm::store_relaxed(&progress_->tiles, tiles);
+  }
+  /// Likewise the chunks.
+  void tell_chunks(std::uint32_t chunks) {
+    if (progress_ != nullptr) shm::store_relaxed(&progress_->chunks, chunks);
   }
   /// The caller's mark of the next launches; 0: none.
   void set_tag(std::uint64_t tag) { tag_ = tag; }

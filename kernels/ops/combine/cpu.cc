@@ -214,7 +214,12 @@ class CombineCpu::Impl : private RoleBody {
   }
   bool plan_rows(CombineBlock<CpuExecutor>& block) {
     if (!gemm_combine::plan(block)) return false;
-    if (block.index == 0) runner_.tell_tiles(block.words->tiles * block.schedule.column_tiles());
+    if (block.index != 0) return true;
+    runner_.tell_tiles(block.words->tiles * block.schedule.column_tiles());
+    std::uint32_t chunks = 0;
+    for (std::uint32_t position = 0; position + 1 < block.world.nodes; ++position)
+      chunks += block.schedule.chunks(block.peer(block.schedule.node_after(position))->tokens);
+    runner_.tell_chunks(chunks);
     return true;
   }
   bool run_role(Role role, std::uint32_t index, BlockTotals& totals) override {

@@ -10,6 +10,7 @@
 #include "kernels/cpu/pacer.h"
 #include "kernels/cpu/row_math.h"
 #include "kernels/cpu/tile_gemm.h"
+#include "kernels/gather/chunks_sent.h"
 #include "kernels/ops/moe/roles.h"
 #include "kernels/plan/account.h"
 
@@ -231,8 +232,12 @@ class MoeDispatchCpu::Impl : private RoleBody {
   }
   bool plan_rows(MoeDispatchBlock<CpuExecutor>& block) {
     if (!moe_dispatch::plan(block)) return false;
-    if (block.index == 0)
-      runner_.tell_tiles(routing_plan().summary().tiles * block.schedule.column_tiles());
+    if (block.index != 0) return true;
+    runner_.tell_tiles(routing_plan().summary().tiles * block.schedule.column_tiles());
+    // Every rank's routing is here, with as many rows as it has tokens.
+    const auto rows_of = [&](std::uint32_t rank) { return block.routing.row_count(rank); };
+    runner_.tell_chunks(gather_chunks_sent(block.routing.schedule, rows_of) +
+                        gather_chunks_sent(block.tokens.schedule, rows_of));
     return true;
   }
   bool run_role(Role role, std::uint32_t index, BlockTotals& totals) override {

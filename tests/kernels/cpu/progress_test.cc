@@ -34,7 +34,7 @@ Options options_of(std::uint32_t nodes) {
 /// After a launch of all ranks.
 template <class Job, class Launch>
 void expect_all_done(Job& job, const Launch& launch, std::string_view op,
-                     const shm::ProgressSizes& sizes, bool tells_chunks) {
+                     const shm::ProgressSizes& sizes) {
   NetworkThread network(job.cluster(), 1);
   for (std::uint32_t round = 1; round <= 2; ++round) {
     ASSERT_EQ(job.check(launch, job.run({launch})[0]), "");
@@ -47,10 +47,8 @@ void expect_all_done(Job& job, const Launch& launch, std::string_view op,
       EXPECT_EQ(shm::sizes_of(words)[3], sizes[3]);
       EXPECT_GT(words.tiles, 0u);
       EXPECT_EQ(words.tiles_done, words.tiles);
-      if (tells_chunks) {
-        EXPECT_EQ(words.chunks != 0, job.cluster().shape().nodes > 1);
-        EXPECT_EQ(words.chunks_done, words.chunks);
-      }
+      EXPECT_EQ(words.chunks != 0, job.cluster().shape().nodes > 1);
+      EXPECT_EQ(words.chunks_done, words.chunks);
       for (const std::uint64_t word : words.roles)
         EXPECT_EQ(shm::decode_role(word).running, 0u) << "nobody runs";
     }
@@ -66,7 +64,7 @@ TEST_P(Told, AgGemm) {
   options.max = {40, 24, 13};
   options.tiling = {4, 8, 64, 2};
   AgGemmJob job(options);
-  expect_all_done(job, AgGemmLaunchPlan{.m = 37}, "ag_gemm", {24, 13, 0, 0}, true);
+  expect_all_done(job, AgGemmLaunchPlan{.m = 37}, "ag_gemm", {24, 13, 0, 0});
 }
 
 TEST_P(Told, GemmSums) {
@@ -77,9 +75,9 @@ TEST_P(Told, GemmSums) {
   launch.m = 37;
   launch.into_c = true;
   GemmSumJob<GemmArOp> all_reduce(options);
-  expect_all_done(all_reduce, launch, "gemm_ar", {24, 13, 0, 0}, true);
+  expect_all_done(all_reduce, launch, "gemm_ar", {24, 13, 0, 0});
   GemmSumJob<GemmRsOp> reduce_scatter(options);
-  expect_all_done(reduce_scatter, launch, "gemm_rs", {24, 13, 0, 0}, true);
+  expect_all_done(reduce_scatter, launch, "gemm_rs", {24, 13, 0, 0});
 }
 
 // Only the routing says how many tiles there are.
@@ -88,7 +86,7 @@ TEST_P(Told, Moe) {
   options.shape = {20, 24, 16, 6, 2};
   options.tiling = {8, 8, 128, 2};
   MoeJob job(options);
-  expect_all_done(job, MoeLaunch{.uneven = false}, "moe_dispatch", {16, 24, 6, 2}, false);
+  expect_all_done(job, MoeLaunch{.uneven = false}, "moe_dispatch", {16, 24, 6, 2});
   EXPECT_EQ(job.cluster().rank(0).progress.m, 20u) << "tokens";
 }
 
@@ -97,7 +95,7 @@ TEST_P(Told, Combine) {
   options.shape = {20, 24, 16, 6, 2, CombinePartials::kElement};
   options.tiling = {8, 8, 128, 2};
   CombineJob job(options);
-  expect_all_done(job, CombineLaunchCase{.uneven = false}, "gemm_combine", {24, 16, 6, 2}, false);
+  expect_all_done(job, CombineLaunchCase{.uneven = false}, "gemm_combine", {24, 16, 6, 2});
   EXPECT_EQ(job.cluster().rank(0).progress.m, 20u) << "tokens";
 }
 
@@ -110,7 +108,7 @@ TEST_P(Told, Ring) {
     RingJob job(options);
     RingLaunch launch;
     launch.seq = 53;
-    expect_all_done(job, launch, "ring_attention", {2, 1, 64, 1}, true);
+    expect_all_done(job, launch, "ring_attention", {2, 1, 64, 1});
     EXPECT_EQ(job.cluster().rank(0).progress.m, 53u);
   }
 }
