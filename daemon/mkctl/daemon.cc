@@ -23,6 +23,15 @@ std::unique_ptr<Daemon> Daemon::beside(daemon::Address address) const {
 
 namespace {
 
+/// The cause at the end of gRPC's chain of messages: "Connection refused".
+std::string plain_reason(const std::string& message) {
+  const bool name = message.starts_with("DNS resolution failed");
+  if (!name && !message.starts_with("failed to connect to all addresses")) return message;
+  const std::size_t colon = message.rfind(": ");
+  std::string cause = colon == message.npos ? message : message.substr(colon + 2);
+  return name ? "its name cannot be looked up: " + cause : cause;
+}
+
 /// The reason why TLS fails between this program and the daemon there; empty: none, or nobody
 /// is there.
 std::string tls_trouble(const Target& target) {
@@ -78,12 +87,13 @@ Answer Daemon::explain(const grpc::Status& status) const {
       const auto patience = static_cast<std::uint64_t>(target_.timeout.count());
       const std::string why = late
                                   ? fmt::format("none within {}", daemon::format_duration(patience))
-                                  : status.error_message();
+                                  : plain_reason(status.error_message());
       const std::string tls = about_tls(target_, status.error_message());
-      return error_answer(
-          kExitUnreachable,
-          fmt::format("no answer from {}: {}; {}", where, why,
-                      tls.empty() ? "is mkerneld running there? (--address)" : tls));
+      return error_answer(kExitUnreachable,
+                          fmt::format("no answer from {}: {}; {}", where, why,
+                                      tls.empty() ? "is mkerneld running there (systemctl status "
+                                                    "mkerneld)? --address names another one"
+                                                  : tls));
     }
     case grpc::StatusCode::UNIMPLEMENTED:
       return error_answer(

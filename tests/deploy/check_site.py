@@ -27,7 +27,7 @@ docs = repository / "deploy/docs"
 os.environ["PATH"] = programs + ":" + os.environ["PATH"]
 os.environ.pop("MKERNELD_CONFIG", None)
 ALONE = ["tutorials/01_laptop.md", "tutorials/03_two_nodes.md"]
-SILENT = {"toml", "cpp", "c", "python", "yaml", "json", "text", "{toctree}", "{eval-rst}", "{literalinclude}"}
+SILENT = {"toml", "ini", "cpp", "c", "python", "yaml", "json", "text", "{toctree}", "{eval-rst}", "{literalinclude}"}
 OURS = "mkctl|mkbench|mkrun|mkerneld"
 
 

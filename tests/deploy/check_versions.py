@@ -21,6 +21,16 @@ mkernel.shutdown()
 """
 
 
+def python_with_numpy():
+    for program in (sys.executable, "/usr/bin/python3"):
+        if subprocess.run([program, "-c", "import numpy"], capture_output=True, check=False).returncode == 0:
+            return program
+    sys.exit("no Python here has NumPy, which the package needs: apt install python3-numpy")
+
+
+PYTHON = python_with_numpy()
+
+
 class Release:
     def __init__(self, name, build, source):
         self.name, self.source = name, source
@@ -34,7 +44,7 @@ class Release:
         self.library = find("libmkclient.so")
 
     def python(self):
-        return [sys.executable, "-c", RANK], {"PYTHONPATH": f"{self.source}/client/python", "MKERNEL_LIBRARY": self.library}
+        return [PYTHON, "-c", RANK], {"PYTHONPATH": f"{self.source}/client/python", "MKERNEL_LIBRARY": self.library}
 
 
 def outcome(what, processes):

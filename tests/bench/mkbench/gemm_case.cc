@@ -23,8 +23,9 @@ void GemmCase::add_gemm_options(CLI::App& command, const Help& help) {
   size("--m", options_.m, help.m);
   size("--n", options_.n, help.n);
   size("--k", options_.k, help.k);
-  command.add_option("--tile-m", options_.tile_m);
-  command.add_option("--tile-n", options_.tile_n);
+  command.add_option("--tile-m", options_.tile_m, "rows of a tile; default: the planner's choice");
+  command.add_option("--tile-n", options_.tile_n,
+                     "columns of a tile; default: the planner's choice");
   command.add_option("--chunk-bytes", options_.chunk_bytes, "payload of a network command");
   command.add_option("--compute-blocks", options_.compute_blocks, "compute threads of a rank");
   command.add_option("--activation", options_.activation, "of each element of the whole sum")

@@ -217,8 +217,8 @@ class MoeCase : public CaseWithOptions<MoeOptions> {
         ->capture_default_str();
     command.add_option("--rows-max", o.rows_max,
                        "output rows of a rank; default: enough for any routing");
-    command.add_option("--tile-m", o.tile_m);
-    command.add_option("--tile-n", o.tile_n);
+    command.add_option("--tile-m", o.tile_m, "rows of a tile; default: the planner's choice");
+    command.add_option("--tile-n", o.tile_n, "columns of a tile; default: the planner's choice");
     command.add_option("--chunk-bytes", o.chunk_bytes, "payload of a network command");
     command.add_option("--compute-blocks", o.compute_blocks, "compute threads of a rank");
   }

@@ -302,8 +302,8 @@ class MoeLayerCase : public CaseWithOptions<MoeLayerOptions> {
     command.add_option("--partials", o.partials, "as what rows and sums travel")
         ->check(CLI::IsMember({"element", "f32"}))
         ->capture_default_str();
-    command.add_option("--tile-m", o.tile_m);
-    command.add_option("--tile-n", o.tile_n);
+    command.add_option("--tile-m", o.tile_m, "rows of a tile; default: the planner's choice");
+    command.add_option("--tile-n", o.tile_n, "columns of a tile; default: the planner's choice");
     command.add_option("--chunk-bytes", o.chunk_bytes, "payload of a network command");
     command.add_option("--compute-blocks", o.compute_blocks, "compute threads of a rank");
   }

@@ -335,9 +335,11 @@ class RingCase : public CaseWithOptions<RingOptions> {
     positive("--head-dim", o.head_dim, "64 or 128");
     command.add_flag("--causal", o.causal, "a row sees only what is before it");
     command.add_flag("--lse", o.lse, "put out the log-sum-exp as well");
-    command.add_option("--tile-q", o.tile_q);
+    command.add_option("--tile-q", o.tile_q, "queries of a tile; default: the planner's choice");
     command.add_option("--tile-k", o.tile_k, "keys of a tile");
-    command.add_option("--remote-passes", o.remote_passes);
+    command.add_option(
+        "--remote-passes", o.remote_passes,
+        "stretches in which queries meet other nodes' keys, 1 to 8; default: the planner's choice");
     command.add_option("--chunk-bytes", o.chunk_bytes, "payload of a network command");
     command.add_option("--compute-blocks", o.compute_blocks, "compute threads of a rank");
     command.add_option(

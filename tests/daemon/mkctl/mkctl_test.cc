@@ -159,6 +159,7 @@ TEST_F(Mkctl, NobodyThereIsThree) {
     const Answer answer = ask(command);
     EXPECT_EQ(answer.code, 3) << command[0];
     EXPECT_THAT(answer.err, HasSubstr("no answer from " + address));
+    EXPECT_THAT(answer.err, testing::Not(HasSubstr("last error")));
     EXPECT_EQ(answer.out, "");
   }
 }
