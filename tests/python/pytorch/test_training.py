@@ -41,3 +41,9 @@ def test_a_checkpoint_is_loaded_over_another_number_of_ranks(cluster, tmp_path, 
 def test_weights_of_hugging_face_are_loaded_into_the_shards(cluster, tmp_path):
     for ours, theirs in cluster.run(training_ranks.hugging_face_weights_are_loaded, str(tmp_path)):
         assert abs(ours - theirs) < 0.002 * theirs
+
+
+@pytest.mark.parametrize("sharded", [False, True], ids=["alone", "with fsdp"])
+def test_pytorch_s_styles_for_the_vocabulary_stand_in_one_plan_with_ours(cluster, tmp_path, sharded):
+    for theirs, ours in cluster.run(training_ranks.pytorch_s_own_styles_compose, str(tmp_path), sharded):
+        assert abs(ours - theirs) < 0.002 * theirs

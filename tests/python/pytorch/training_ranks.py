@@ -251,3 +251,45 @@ def hugging_face_weights_are_loaded(folder):
         loss = model(tokens, targets).detach()
     dist.all_reduce(loss, group=mesh["tp"].get_group())
     return float(loss), float(llama_ranks.loss_of(theirs, tokens, targets).detach())
+
+
+def pytorch_s_own_styles_compose(folder, sharded):
+    """Embedding, last layer and loss split by vocabulary, by PyTorch's styles, beside ours in one plan: loss and gradients of one process."""
+    import copy
+
+    import llama_ranks
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor import Replicate
+    from torch.distributed.tensor import parallel as theirs
+
+    mesh = mesh_of(folder, "styles", (2, 2))
+    reference = llama_ranks.independent_model(CONFIG, torch.float32)
+    model = copy.deepcopy(reference)
+    split, join = mt.ColwiseParallel(sequence_dim=None), mt.RowwiseParallel(sequence_dim=None)
+    theirs.parallelize_module(model, mesh["tp"], {
+        "model.embed_tokens": theirs.RowwiseParallel(input_layouts=Replicate()),
+        "model.layers.*.self_attn.q_proj": split, "model.layers.*.self_attn.k_proj": split, "model.layers.*.self_attn.v_proj": split,
+        "model.layers.*.self_attn.o_proj": join, "model.layers.*.mlp.gate_proj": split, "model.layers.*.mlp.up_proj": split,
+        "model.layers.*.mlp.down_proj": join, "lm_head": theirs.ColwiseParallel(use_local_output=False),
+    })
+    if sharded:
+        for layer in model.model.layers:
+            fully_shard(layer, mesh=mesh["dp"])
+        fully_shard(model, mesh=mesh["dp"])
+    tokens = torch.randint(0, CONFIG.vocabulary, (2, 33), generator=torch.Generator().manual_seed(1))  # the same on both of dp
+    losses = []
+    for one in (reference, model):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            logits = one(tokens[:, :-1], use_cache=False).logits
+        with theirs.loss_parallel():
+            loss = nn.functional.cross_entropy(logits.float().flatten(0, 1), tokens[:, 1:].flatten())
+            loss.backward()
+        losses.append(float(loss.detach()))
+    for (name, got), want in zip(model.named_parameters(), reference.parameters()):
+        whole = got.grad.full_tensor() if hasattr(got.grad, "full_tensor") else got.grad
+        # Both are sums of products in bf16.
+        assert error_of(whole, want.grad.double()) < 0.03, f"{name}: {error_of(whole, want.grad.double())}"
+    norm = mt.clip_grad_norm_(model, 1e9)
+    exact = torch.stack([p.grad.norm() for p in reference.parameters()]).norm()
+    assert abs(float(norm) - float(exact)) < 0.01 * float(exact)
+    return losses
