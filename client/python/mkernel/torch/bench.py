@@ -22,7 +22,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import Shard
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 
 import mkernel
 
@@ -120,14 +120,15 @@ def compare(
 
 def _of_mkernel(up: Tensor, down: Tensor, mesh: DeviceMesh, sequence_parallel: bool) -> nn.Module:
     dim = 0 if sequence_parallel else None
-    plan = {"up": parallel.ColwiseParallel(sequence_dim=dim), "down": parallel.RowwiseParallel(sequence_dim=dim)}
+    plan: dict[str, ParallelStyle] = {"up": parallel.ColwiseParallel(sequence_dim=dim), "down": parallel.RowwiseParallel(sequence_dim=dim)}
     return parallelize_module(Block(up.clone(), down.clone()), mesh, plan)
 
 
 def _of_dtensor(up: Tensor, down: Tensor, mesh: DeviceMesh, sequence_parallel: bool) -> nn.Module:
-    split = {"input_layouts": Shard(0)} if sequence_parallel else {}
-    join = {"output_layouts": Shard(0)} if sequence_parallel else {}
-    return parallelize_module(Block(up.clone(), down.clone()), mesh, {"up": ColwiseParallel(**split), "down": RowwiseParallel(**join)})
+    plan: dict[str, ParallelStyle] = {"up": ColwiseParallel(), "down": RowwiseParallel()}
+    if sequence_parallel:
+        plan = {"up": ColwiseParallel(input_layouts=Shard(0)), "down": RowwiseParallel(output_layouts=Shard(0))}
+    return parallelize_module(Block(up.clone(), down.clone()), mesh, plan)
 
 
 def _worst(got: Sequence[Tensor], exact: Sequence[Tensor], device: torch.device) -> float:
