@@ -47,3 +47,8 @@ def test_weights_of_hugging_face_are_loaded_into_the_shards(cluster, tmp_path):
 def test_pytorch_s_styles_for_the_vocabulary_stand_in_one_plan_with_ours(cluster, tmp_path, sharded):
     for theirs, ours in cluster.run(training_ranks.pytorch_s_own_styles_compose, str(tmp_path), sharded):
         assert abs(ours - theirs) < 0.002 * theirs
+
+
+def test_experts_as_dtensors_have_the_same_gradients_and_the_norm_of_all_experts(cluster, tmp_path):
+    for experts, refused in cluster.run(training_ranks.experts_as_dtensors, str(tmp_path)):
+        assert experts == 8 and "6 experts do not divide over 4 ranks" in refused

@@ -293,3 +293,30 @@ def pytorch_s_own_styles_compose(folder, sharded):
     exact = torch.stack([p.grad.norm() for p in reference.parameters()]).norm()
     assert abs(float(norm) - float(exact)) < 0.01 * float(exact)
     return losses
+
+
+def experts_as_dtensors(folder):
+    """A layer of experts with plain shards and with DTensors: equal gradients, and the norm over all experts."""
+    mesh = mesh_of(folder, "experts", (1, 4))
+    group = mkernel.get_group()
+    norms, gradients = [], []
+    for as_dtensors in (False, True):
+        torch.manual_seed(3)  # the router is the same on all ranks; so are the experts, here
+        layer = mt.MoELayer(32, 48, 8, 2, dtype=torch.bfloat16)
+        if as_dtensors:
+            mt.use_dtensors(layer, mesh["tp"])
+        layer(random_tensor(20 + group.rank, 24, 32) * 4).backward(random_tensor(40 + group.rank, 24, 32))
+        mt.finish_gradients(layer)
+        found = {name: p.grad.to_local() if as_dtensors and "router" not in name else p.grad for name, p in layer.named_parameters()}
+        gradients.append({name: gradient.clone() for name, gradient in found.items()})
+        squares = {name: float(gradient.double().square().sum()) for name, gradient in found.items()}
+        router = squares.pop("router.weight")
+        exact = (float(group.sum_f32(sum(squares.values()))) + router) ** 0.5
+        norm = float(mt.clip_grad_norm_(layer, 1e9))
+        assert abs(norm - exact) < 1e-4 * exact, f"{norm}, and {exact} by hand"
+        norms.append(norm)
+    assert norms[0] == norms[1] and all(torch.equal(gradients[0][name], gradients[1][name]) for name in gradients[0])
+    try:
+        mt.use_dtensors(mt.MoELayer(32, 48, 6, 2), mesh["tp"])
+    except mkernel.Error as error:
+        return layer.state_dict()["gate_up"].shape[0], error.sentence
