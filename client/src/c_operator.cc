@@ -32,6 +32,7 @@ Result<Tuning> tuning_of(const mk_tuning* given) {
   tuning.own_workspace = given->own_workspace != 0;
   tuning.rates = {given->flops_per_s, given->local_bytes_per_s, given->network_bytes_per_s,
                   given->command_ns, given->step_ns};
+  tuning.exchange = static_cast<Exchange>(std::min(given->exchange, 0xffu));
   if (given->machine_file != nullptr) tuning.machine_file = given->machine_file;
   if (given->tuned_file != nullptr) tuning.tuned_file = given->tuned_file;
   return tuning;

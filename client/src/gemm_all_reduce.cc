@@ -9,6 +9,7 @@
 #include "client/src/gemm_operator.h"
 #include "kernels/ops/gemm_ar/cpu.h"
 #include "kernels/ops/gemm_ar/spec.h"
+#include "kernels/plan/operator_plan.h"
 
 namespace mk {
 namespace {
@@ -24,7 +25,16 @@ struct GemmAllReduceKind {
 
   static Result<Plan> make_plan(const AttachOptions& options, const DeviceShape& of,
                                 const kernels::Tiling& tiling) {
-    return Plan::make(options.nodes, options.local_size, of.shape, of.dtype, tiling, of.result);
+    kernels::plan::Problem problem;
+    problem.op = kernels::plan::Op::kGemmAr;
+    problem.nodes = options.nodes;
+    problem.locals = options.local_size;
+    // k is each rank's own, and the choice is that of all.
+    problem.shape = {of.shape.m, of.shape.n, 1};
+    problem.dtype = of.dtype;
+    problem.result = of.result;
+    return Plan::make(options.nodes, options.local_size, of.shape, of.dtype,
+                      kernels::plan::with_exchange(problem, tiling), of.result);
   }
   static GemmRows rows(const AttachOptions&, std::uint64_t m) { return {m, m}; }
   static std::uint64_t workspace_bytes(const Plan& plan) { return plan.workspace_bytes(); }

@@ -106,6 +106,7 @@ kernels::Tiling kernel_tiling(const Tuning& tuning) {
   tiling.tile_m = tuning.tile_m;
   tiling.tile_n = tuning.tile_n;
   tiling.chunk_bytes = tuning.chunk_bytes;
+  tiling.exchange = static_cast<kernels::Exchange>(tuning.exchange);
   return tiling;
 }
 

@@ -3,6 +3,7 @@
 ///
 ///     send when ready   Channel::send_when_ready: each chunk goes as soon as it is complete here.
 ///                       Its data lands at the rail peer, then the arrival flag publishes the epoch
+///     send now          Channel::send_now: the same of one that is complete
 ///     signal            Channel::signal: a flag alone
 ///     release           Channel::release: the peer may fill this rank's bank again
 ///     flush             Channel::flush: the daemon sees all that was added
@@ -122,6 +123,22 @@ class Channel {
                          block_.world.rail_peer(route_to(sent.peer).node));
       }
     }
+    return true;
+  }
+
+  /// Adds the command for what is complete: `range` of the route's buffer. It goes at the next
+  /// flush at the latest. Waits until the peer has released its bank. False: the launch has failed.
+  MK_HOST_DEVICE bool send_now(const FlagMap& releases, const Route& route, const ByteRange& range,
+                               std::uint32_t chunk) {
+    if (releases.has_releases()) {
+      // A peer that has not holds back no command to another one.
+      flush();
+      if (!block_.await_release(releases, route.node)) return false;
+    }
+    if (!sender_.add_chunk(route.node, route.source + range.begin, route.target + range.begin,
+                           range.bytes, route.flag, block_.epoch))
+      return false;
+    block_.span_mark(SpanKind::kSend, chunk, block_.world.node, block_.world.rail_peer(route.node));
     return true;
   }
 

@@ -72,6 +72,11 @@ Status check_tiling(std::string_view op, const Tiling& tiling) {
                 "{}: chunks of {} bytes are too large; at most {} (0: chosen)", op,
                 tiling.chunk_bytes, shm::kCommandPayloadBytesMax / 2);
   }
+  if (tiling.exchange > Exchange::kTwoShot) {
+    return fail(ErrorCode::kInvalidArgument,
+                "{}: exchange {} is none; there are chosen (0), one-shot (1), two-shot (2)", op,
+                static_cast<unsigned>(tiling.exchange));
+  }
   for (const std::uint32_t banks : {tiling.banks, tiling.local_banks}) {
     if (banks > kBanksMax) {
       return fail(ErrorCode::kInvalidArgument, "{}: {} banks are not possible; 1 or {} are", op,

@@ -24,6 +24,12 @@ inline constexpr std::uint32_t kOperatorFlagsMax = 4096;
 /// stay less than 2^31 epochs behind.
 inline constexpr std::uint32_t kLaunchesMax = 0x7fffffffu;
 
+/// How an AllReduce's sums of nodes come together (ops/gemm_ar/schedule.h). kAuto: chosen by the
+/// planner; a plan that is made without it takes kOneShot. kOneShot: each node sends its sums to
+/// every other, and adds up all. kTwoShot, over three nodes or more: one node of a rail adds up
+/// each chunk and sends the result to the others.
+enum class Exchange : std::uint8_t { kAuto = 0, kOneShot = 1, kTwoShot = 2 };
+
 /// Payload of a network command, and rows or columns of a tile: what a caller may ask for. 0:
 /// chosen from the shape.
 struct Tiling {
@@ -33,6 +39,7 @@ struct Tiling {
   std::uint32_t banks = 0;        ///< 1 or 2; comm/banks.h
   /// AllGather+GEMM: GatherGeometry::local_banks, 1 or 2; 0: `banks`.
   std::uint32_t local_banks = 0;
+  Exchange exchange = Exchange::kAuto;  ///< of GEMM+AllReduce; of no effect elsewhere
 };
 
 /// Rows and columns of a tile.

@@ -54,11 +54,12 @@ class SumBlock : public OperatorBlock<Executor> {
 
   // --- Awaited by this block; false: the launch has failed ---
 
-  /// The node's sum of the chunk is in its receive bank here, made with the same m.
-  MK_HOST_DEVICE bool await_arrival(std::uint32_t node, std::uint32_t chunk) {
-    const std::uint32_t flag = schedule.flags().arrival(bank, world.node, node, chunk);
+  /// The node's sum of the chunk is in its receive bank here, made with the same m. `number`: of
+  /// the chunk among those of that bank, the first of which brings the header.
+  MK_HOST_DEVICE bool await_arrival(std::uint32_t node, std::uint32_t chunk, std::uint32_t number) {
+    const std::uint32_t flag = schedule.flags().arrival(bank, world.node, node, number);
     if (!await_arrival_flag(node, flag, chunk)) return false;
-    if (chunk != 0) return true;
+    if (number != 0) return true;
     const auto* header = reinterpret_cast<const BankHeader*>(receive_bank(node));
     return this->check_m(this->arrival_site(node, chunk), header->m);
   }

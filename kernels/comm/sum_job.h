@@ -12,11 +12,19 @@
 
 namespace mk::kernels {
 
+/// Nodes, or local ranks. Kernels of GPUs take as many nodes as there may be local ranks, and their
+/// threads have a stack for it.
+#if defined(__CUDA_ARCH__)
+inline constexpr std::uint32_t kSumSourcesMax = shm::kLocalRanksMax;
+#else
+inline constexpr std::uint32_t kSumSourcesMax = 1024;
+#endif
+
 /// targets[*] = round(sources[0] + sources[1] + ...), summed in fp32 from left to right; of the
 /// whole sum the activation, after the bias. Strides are in elements from row to row. A gated
 /// activation makes `columns` / 2 of `columns`.
 struct SumJob {
-  const void* sources[shm::kNodesMax];
+  const void* sources[kSumSourcesMax];
   std::uint64_t source_stride = 0;
   std::uint32_t source_count = 0;
   /// The sum of so many of them, the first ones, is rounded before the next one is added; 0: none.
@@ -57,7 +65,6 @@ struct SumJob {
     return true;
   }
 };
-static_assert(shm::kNodesMax >= shm::kLocalRanksMax, "sources are nodes or local ranks");
 
 /// Columns of a tile, at most: one row of sums fits a small buffer.
 inline constexpr std::uint32_t kTileSideMax = 1024;

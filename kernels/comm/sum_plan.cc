@@ -29,7 +29,7 @@ std::uint64_t tile_bytes_max(const SumGeometry& geometry, std::uint32_t rows) {
 /// Fewer rows make no larger tiles and no more of them, hence no more chunks.
 Status choose_chunks(const SumRules& rules, const Tiling& tiling, SumGeometry& geometry) {
   const std::uint64_t tile_bytes = tile_bytes_max(geometry, rules.rows);
-  const std::uint32_t wanted = div_up(kChunksWanted, rules.sent_grids);
+  const std::uint32_t wanted = div_up(kChunksWanted, rules.sent_grids) * rules.chunk_nodes;
   std::uint32_t chunk_bytes = tiling.chunk_bytes != 0 ? tiling.chunk_bytes : kChunkBytesDefault;
   const auto count = [&] {
     return div_up(geometry.tiles_max, PackedTiles::per_chunk(tile_bytes, chunk_bytes));
@@ -39,8 +39,11 @@ Status choose_chunks(const SumRules& rules, const Tiling& tiling, SumGeometry& g
   }
   // One granule per sender and bank is the least; with very many nodes that alone may pass
   // kOperatorFlagsMax.
-  while (FlagMap{geometry.nodes, geometry.banks, count()}.count() > kOperatorFlagsMax &&
-         count() > shm::kFlagGranule) {
+  const auto flags = [&] {
+    return rules.chunk_nodes == 1 ? count() : 2 * div_up(count(), rules.chunk_nodes);
+  };
+  while (FlagMap{geometry.nodes, geometry.banks, flags()}.count() > kOperatorFlagsMax &&
+         flags() > shm::kFlagGranule) {
     chunk_bytes = static_cast<std::uint32_t>(std::max<std::uint64_t>(chunk_bytes, tile_bytes) * 2);
   }
   if (chunk_bytes > shm::kCommandPayloadBytesMax / 2) {
@@ -60,12 +63,6 @@ Result<SumGeometry> begin_sums(std::string_view op, std::uint32_t nodes, std::ui
                                Shape max, DType dtype, const Tiling& tiling,
                                const GemmResult& result) {
   MK_RETURN_IF_ERROR(check_world(op, nodes, locals));
-  if (nodes > kSumNodesMax) {
-    return fail(ErrorCode::kLimitExceeded,
-                "{}: {} nodes; it adds up the sums of all nodes at once, of at most {}: use fewer "
-                "nodes, or AllGather+GEMM, which has a ring",
-                op, nodes, kSumNodesMax);
-  }
   MK_RETURN_IF_ERROR(check_side(op, "m", max.m));
   MK_RETURN_IF_ERROR(check_side(op, "n", max.n));
   MK_RETURN_IF_ERROR(check_dtype(op, dtype));

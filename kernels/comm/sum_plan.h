@@ -20,6 +20,9 @@ struct SumRules {
   std::uint32_t owned_grids = 1;  ///< of which one rank has a share
   std::uint32_t grids = 1;        ///< that make up C
   std::uint32_t sent_grids = 1;   ///< of which one rank sends its share
+  /// Nodes to which the chunks of a share are dealt, two flags to a round; 1: each chunk goes to
+  /// every node, and has a flag.
+  std::uint32_t chunk_nodes = 1;
 };
 
 /// Checks what an operator that sums is given, and begins its geometry with it.

@@ -8,6 +8,7 @@
 namespace mk::kernels {
 
 void sum_rows(const RowMath& math, const SumJob& job, NonfiniteCounter* counter) {
+  if (job.source_count == 1) counter = nullptr;  // a copy: nothing is added
   assert(job.columns <= kTileSideMax && job.source_count >= 1 && job.target_count >= 1);
   const bool f32 = job.source_type == Partials::kF32;
   const RowFinish finish{job.target_type, job.activation, job.bias};

@@ -221,10 +221,13 @@ std::vector<Candidate> accounted_candidates(const Problem& problem, const Machin
     Candidate candidate;
     candidate.tiling = problem.named.tiling;
     candidate.compute_blocks = std::max(1u, problem.named.compute_blocks);
-    for (std::uint32_t chunk : chunks_of(problem)) {
-      candidate.tiling.chunk_bytes = chunk;
-      for (Mode form : {Mode::kFused, Mode::kUnfused})
-        add_if_legal(problem, machine, candidate, form, legal);
+    for (const Exchange exchange : exchanges_of(problem)) {
+      candidate.tiling.exchange = exchange;
+      for (std::uint32_t chunk : chunks_of(problem)) {
+        candidate.tiling.chunk_bytes = chunk;
+        for (Mode form : {Mode::kFused, Mode::kUnfused})
+          add_if_legal(problem, machine, candidate, form, legal);
+      }
     }
     return legal;
   }

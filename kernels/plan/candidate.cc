@@ -14,8 +14,8 @@ constexpr std::pair<Op, std::string_view> kOps[] = {
 
 auto fields(const Candidate& c) {
   return std::tuple(c.form, c.sums, c.engines, c.tiling.tile_m, c.tiling.tile_n,
-                    c.tiling.chunk_bytes, c.tiling.banks, c.tiling.local_banks, c.stream_warpgroups,
-                    c.receive_warpgroups, c.send_warpgroups, c.compute_blocks);
+                    c.tiling.chunk_bytes, c.tiling.banks, c.tiling.local_banks, c.tiling.exchange,
+                    c.stream_warpgroups, c.receive_warpgroups, c.send_warpgroups, c.compute_blocks);
 }
 
 std::string bytes_text(std::uint32_t bytes) {
@@ -49,6 +49,8 @@ std::string describe(const Problem& problem, const Candidate& candidate) {
   text += fmt::format(", {} SMs multiply", candidate.compute_blocks);
   const bool sums =
       problem.op == Op::kGemmRs || problem.op == Op::kGemmAr || problem.op == Op::kCombine;
+  if (has_exchanges(problem))
+    text += tiling.exchange == Exchange::kTwoShot ? ", two-shot exchange" : ", one-shot exchange";
   if (candidate.engines) text += ", copy engines share";
   if (candidate.sums == Sums::kOwn) text += ", math sums own tiles";
   if (candidate.sums == Sums::kOnce) text += ", own shard summed once";

@@ -74,12 +74,20 @@ enum class Sums : std::uint8_t {
   kOnce,        ///< GEMM + ReduceScatter over nodes: a rank's shard in one pass with what has come
 };
 
+/// Whether the exchange of the nodes' sums has two forms: GEMM+AllReduce's over three nodes or
+/// more.
+constexpr bool has_exchanges(const Problem& problem) {
+  return problem.op == Op::kGemmAr && problem.nodes > 2;
+}
+
 /// One way to run a problem.
 struct Candidate {
   Mode form = Mode::kFused;  ///< kFused or kUnfused
   Sums sums = Sums::kWarpgroups;
   bool engines = false;  ///< AllGather+GEMM: copy engines bring a rank's rows to its peers
-  Tiling tiling;         ///< tile_m, tile_n and chunk_bytes are named; banks: 0 for the default
+  /// tile_m, tile_n and chunk_bytes are named; banks: 0 for the default. The exchange is named
+  /// where it has_exchanges(); a CPU's, and a tuned choice's that is not, is one-shot.
+  Tiling tiling;
   /// Warpgroups outside the compute blocks. Those that only share or reduce; those that receive
   /// (AllGather+GEMM's share first); those that send.
   std::uint32_t stream_warpgroups = 0;

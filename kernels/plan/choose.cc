@@ -4,6 +4,7 @@
 #include <cmath>
 #include <optional>
 
+#include "kernels/plan/cluster.h"
 #include "kernels/plan/legal.h"
 #include "shm/host/result.h"
 
@@ -26,6 +27,10 @@ constexpr Kind kKinds[] = {
      [](const Candidate& c, const Candidate& o) {
        return o.form == c.form && o.engines != c.engines;
      }},
+    {"other exchange",
+     [](const Candidate& c, const Candidate& o) {
+       return o.form == c.form && o.tiling.exchange != c.tiling.exchange;
+     }},
     {"other sums",
      [](const Candidate& c, const Candidate& o) { return o.form == c.form && o.sums != c.sums; }},
     {"more warpgroups",
@@ -43,14 +48,24 @@ constexpr Kind kKinds[] = {
      }},
 };
 
+/// Candidates are compared by it. The forms of an exchange differ in what its end takes over many
+/// nodes, which predict() leaves out.
+Timeline time_of(const Problem& problem, const Machine& machine, const Candidate& candidate) {
+  return has_exchanges(problem) ? predict_on_cluster(problem, machine, candidate)
+                                : predict(problem, machine, candidate);
+}
+
 /// The entry's candidate with what the problem names in its place; none where that is another way
 /// of running.
 std::optional<Candidate> tuned_candidate(const Problem& problem, const TunedEntry& entry) {
   const Named& named = problem.named;
   Candidate candidate = entry.candidate;
   Tiling& tiling = candidate.tiling;
+  if (has_exchanges(problem) && tiling.exchange == Exchange::kAuto)
+    tiling.exchange = Exchange::kOneShot;
   if ((named.tiling.tile_m != 0 && named.tiling.tile_m != tiling.tile_m) ||
       (named.tiling.tile_n != 0 && named.tiling.tile_n != tiling.tile_n) ||
+      (named.tiling.exchange != Exchange::kAuto && named.tiling.exchange != tiling.exchange) ||
       named.engines.value_or(candidate.engines) != candidate.engines ||
       named.sums_once.value_or(candidate.sums == Sums::kOnce) != (candidate.sums == Sums::kOnce)) {
     return std::nullopt;
@@ -115,7 +130,7 @@ const Candidate* cheapest(const Problem& problem, const Machine& machine,
   const Candidate* best = nullptr;
   double least = HUGE_VAL;
   for (const Candidate& candidate : candidates) {
-    const double total = predict(problem, machine, candidate).total;
+    const double total = time_of(problem, machine, candidate).total;
     if (total >= least) continue;
     least = total;
     best = &candidate;
@@ -131,14 +146,14 @@ Result<Choice> choose(const Problem& problem, const Machine& machine, const Tune
       std::optional<Candidate> candidate = tuned_candidate(problem, *entry);
       if (candidate && place_warpgroups(problem, machine, *candidate) &&
           check_candidate(problem, machine, *candidate)) {
-        return Choice{*candidate, predict(problem, machine, *candidate), true};
+        return Choice{*candidate, time_of(problem, machine, *candidate), true};
       }
     }
   }
   const std::vector<Candidate> legal = legal_candidates(problem, machine);
   const Candidate* best = cheapest(problem, machine, legal);
   if (best == nullptr) return propagate(none_legal(problem, machine));
-  return Choice{*best, predict(problem, machine, *best), false};
+  return Choice{*best, time_of(problem, machine, *best), false};
 }
 
 Result<std::string> explain(const Problem& problem, const Machine& machine, const Tuned* tuned) {
@@ -157,7 +172,7 @@ Result<std::string> explain(const Problem& problem, const Machine& machine, cons
                  [&](const Candidate& other) { return kind.same(choice.candidate, other); });
     const Candidate* best = cheapest(problem, machine, of_kind);
     if (best == nullptr) continue;
-    const double total = predict(problem, machine, *best).total;
+    const double total = time_of(problem, machine, *best).total;
     text += fmt::format("  {:<17}{:>10.1f} us  {:+6.1f}%  {}\n", kind.text, total,
                         (total / choice.time.total - 1) * 100, describe(problem, *best));
   }

@@ -7,6 +7,7 @@
 #include "kernels/plan/model.h"
 #include "kernels/plan/operator_work.h"
 #include "kernels/plan/order.h"
+#include "kernels/plan/two_shot.h"
 #include "shm/limits.h"
 
 namespace mk::kernels::plan {
@@ -39,7 +40,9 @@ double ring_us(const Problem& problem, const Machine& machine, const LaunchWork&
 /// What the end of an exchange takes longer than with one other node.
 double exchange_us(const Problem& problem, const Machine& machine, const Candidate& candidate,
                    const Timeline& time) {
-  const double chunk = rail_us(machine, candidate.tiling.chunk_bytes, candidate.tiling.chunk_bytes);
+  const double share = work_of(problem, candidate).network_bytes / (problem.nodes - 1.0);
+  const double bytes = std::min<double>(candidate.tiling.chunk_bytes, share);
+  const double chunk = rail_us(machine, bytes, bytes);
   // Of GEMM+ReduceScatter each node gets chunks of its own.
   const double last = problem.op == Op::kGemmAr ? (problem.nodes - 2.0) * chunk : 0;
   const double product = std::max(time.compute, time.local) + time.wait;
@@ -60,7 +63,8 @@ Limit limit_of(const Problem& problem, const Machine& machine, const Timeline& t
   return time.compute >= time.local + time.passed ? Limit::kCompute : Limit::kLocal;
 }
 
-std::string advice_for(const Problem& problem, Limit limit, const Timeline& time) {
+std::string advice_for(const Problem& problem, Exchange exchange, Limit limit,
+                       const Timeline& time) {
   const double others = std::max(time.compute, time.local + time.passed);
   switch (limit) {
     case Limit::kCompute:
@@ -68,10 +72,10 @@ std::string advice_for(const Problem& problem, Limit limit, const Timeline& time
     case Limit::kLocal:
       return "copies and sums within a node take longest: fewer ranks on a node, or larger k";
     case Limit::kNetwork:
-      if (problem.op == Op::kGemmAr && problem.nodes > 2)
+      if (has_exchanges(problem) && exchange != Exchange::kTwoShot)
         return fmt::format(
             "the network takes {:.1f} times as long as all else: each node sends its sums to {} "
-            "others; fewer nodes, or GEMM+ReduceScatter and AllGather+GEMM instead",
+            "others; a two-shot exchange, fewer nodes, or GEMM+ReduceScatter and AllGather+GEMM",
             time.network / std::max(others, 1e-9), problem.nodes - 1);
       return fmt::format(
           "the network takes {:.1f} times as long as all else: faster NICs, or more rows on a node",
@@ -118,6 +122,8 @@ Timeline predict_on_cluster(const Problem& problem, const Machine& machine,
   if (problem.op == Op::kAgGemm) {
     time.network += ring_us(problem, machine, *work);
     time.total = std::max(time.total, time.launch + time.network + time.last);
+  } else if (candidate.tiling.exchange == Exchange::kTwoShot) {
+    time.total = std::max(time.total, time.launch + two_shot_us(problem, machine, candidate, time));
   } else {
     time.total += exchange_us(problem, machine, candidate, time);
   }
@@ -137,7 +143,7 @@ Result<ClusterPlan> plan_cluster(const Problem& problem, const Machine& machine)
   MK_ASSIGN_OR_RETURN(const Bound bound, bound_of(fused, machine));
   plan.bound_us = bound.longest_us();
   plan.limit = limit_of(fused, machine, time, plan.choice.time.network);
-  plan.advice = advice_for(fused, plan.limit, time);
+  plan.advice = advice_for(fused, candidate.tiling.exchange, plan.limit, time);
   const std::uint64_t links = problem.nodes - 1;
   plan.network_bytes = static_cast<std::uint64_t>(work.network_bytes);
   plan.bytes_per_link =

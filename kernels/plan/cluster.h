@@ -20,6 +20,8 @@ namespace mk::kernels::plan {
 ///  small shards wait for each other: (N - 2) * max(0, chunk + latency - shard);
 ///  - an exchange: the last chunk goes to N - 1 nodes one after the other, when the product is
 ///  done;
+///  - a two-shot exchange: its last round is added up when the last sums have come, and only then
+///  goes to the others, a second latency later;
 ///  - of the other operators, the order in which things come (order.h): `wait`, in which a saving
 ///  is negative.
 /// Equal to predict() for products on one or two nodes. All are held to launches in virtual time

@@ -226,7 +226,10 @@ std::vector<Tiling> tilings_of(const Problem& problem, bool engines) {
       tiling.chunk_bytes = chunk;
       if (engines && named.banks == 0) tiling.banks = 1;
       if (engines && named.local_banks == 0) tiling.local_banks = 1;
-      tilings.push_back(tiling);
+      for (const Exchange exchange : exchanges_of(problem)) {
+        tiling.exchange = exchange;
+        tilings.push_back(tiling);
+      }
     }
   }
   return tilings;
@@ -298,6 +301,12 @@ Status check_way(const Problem& problem, const Machine& machine, const Candidate
 }
 
 }  // namespace
+
+std::vector<Exchange> exchanges_of(const Problem& problem) {
+  const Exchange named = problem.named.tiling.exchange;
+  if (!has_exchanges(problem) || named != Exchange::kAuto) return {named};
+  return {Exchange::kOneShot, Exchange::kTwoShot};
+}
 
 std::uint32_t blocks_of_rank(const Problem& problem, const Machine& machine) {
   if (problem.blocks != 0) return problem.blocks;

@@ -36,6 +36,9 @@ Status check_candidate(const Problem& problem, const Machine& machine, const Can
 /// thread some time besides its bytes, which smaller ones feel (two nodes of four H200s).
 inline constexpr std::uint32_t kNetworkChunkBytesMin = 256 * 1024;
 
+/// The exchanges of candidates: the named one, or each of the forms that the problem has.
+std::vector<Exchange> exchanges_of(const Problem& problem);
+
 /// All legal candidates of a grid over every dimension of Candidate, placed, in a fixed order that
 /// depends on the world and the operator and hardly on the shape. What the problem names they all
 /// have. Of what is chosen they leave the product half of the rank's SMs, and numbers of

@@ -185,8 +185,9 @@ void add_network_sums(const Problem& problem, const Machine& machine, const Cand
         1 - share_left(work.come_sum_bytes, warpgroups * machine.sum_gb_s, product);
     // A shard that is summed once can only be so from the middle of the launch on.
     time.sums = (1 - ready * (once ? 0.5 : 1.0)) * us(work.come_sum_bytes, machine.hbm_gb_s);
-  } else if (problem.locals > 1) {
-    // Sums of what has come go on until rail or product ends, whichever is first.
+  } else if (problem.locals > 1 && candidate.tiling.exchange != Exchange::kTwoShot) {
+    // (A two-shot exchange's are two_shot.h's.) Sums of what has come go on until rail or product
+    // ends, whichever is first.
     const double beside = overlapped_us(-8, product, rail);
     time.sums = share_left(work.come_sum_bytes,
                            candidate.receive_warpgroups * machine.sum_come_gb_s, beside) *
@@ -234,6 +235,8 @@ Timeline predict_unfused(const Problem& problem, const Machine& machine, const C
   time.local = op.unfused_link * us(bytes, machine.link_gb_s);
   time.network =
       op.unfused_network * rail_us(machine, work.network_bytes, candidate.tiling.chunk_bytes);
+  // Finished chunks leave when the last sums have come.
+  if (candidate.tiling.exchange == Exchange::kTwoShot) time.network += machine.network_latency_us;
   if (problem.op != Op::kAgGemm) {
     const double c = 2.0 * problem.shape.m * problem.shape.n * bytes_of(problem.result.partials);
     time.sums = machine.unfused_sum_share * us(c, machine.hbm_gb_s);
@@ -337,6 +340,16 @@ Work work_of(const Problem& problem, const Candidate& candidate) {
       work.network_bytes = c / locals * others;
       if (locals > 1) work.sent_sum_bytes = work.network_bytes * locals;
       work.come_sum_bytes = c / locals * std::max(1.0, locals - 1);
+      if (candidate.tiling.exchange == Exchange::kTwoShot) {
+        // Of an owner's tiles the largest piece, which one node adds up.
+        const double owned = std::ceil(work.tiles / locals);
+        const double piece = std::ceil(owned / problem.nodes) / owned;
+        const double result =
+            m * problem.result.epilogue.columns_of(problem.shape.n) * kElementBytes / locals;
+        work.network_bytes = c / locals * (1 - piece) + result * piece * others;
+        if (locals > 1) work.sent_sum_bytes = c;
+        work.come_sum_bytes = c / locals * piece * others + result * std::max(1.0, locals - 1);
+      }
       break;
     default:  // by the plan's account
       break;

@@ -6,6 +6,7 @@
 
 #include "kernels/plan/account.h"
 #include "kernels/plan/legal.h"
+#include "kernels/plan/operator_work.h"
 #include "shm/host/result.h"
 
 namespace mk::kernels::plan {
@@ -76,6 +77,26 @@ Result<OperatorPlan> plan_operator(const Problem& problem, std::shared_ptr<const
   made.candidate = choice.candidate;
   made.job = std::move(job);
   return made;
+}
+
+Tiling with_exchange(Problem problem, const Tiling& tiling) {
+  Tiling chosen = tiling;
+  if (!has_exchanges(problem) || tiling.exchange != Exchange::kAuto) return chosen;
+  static const Machine machine = shipped_machine("CPU").value_or(Machine{});
+  problem.named.form = Mode::kFused;
+  double least = HUGE_VAL;
+  for (const Exchange exchange : exchanges_of(problem)) {
+    Candidate candidate;
+    candidate.tiling = tiling;
+    candidate.tiling.exchange = exchange;
+    candidate.compute_blocks = 1;
+    if (!check_plan(problem, machine.kind, candidate.tiling)) continue;
+    const double total = predict(problem, machine, candidate).total;
+    if (total >= least) continue;
+    least = total;
+    chosen.exchange = exchange;
+  }
+  return chosen;
 }
 
 std::uint32_t tile_pace_ns(const Problem& problem, const Machine& machine,

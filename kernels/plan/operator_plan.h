@@ -32,6 +32,11 @@ struct OperatorPlan {
 Result<OperatorPlan> plan_operator(const Problem& problem, std::shared_ptr<const JobPlan> job,
                                    const MachineRates& rates);
 
+/// The exchange of an operator on CPUs whose tiling leaves it open. All ranks must choose alike,
+/// and know neither each other's links nor cores: so it goes by the shipped CPU's file. `tiling`:
+/// what else is named.
+Tiling with_exchange(Problem problem, const Tiling& tiling);
+
 /// Of an operator that sums or gathers on one node of several ranks with a GPU each: how often, in
 /// ns, a storing warp puts a piece of a tile on its way, where the product takes longer than NVLink
 /// does for the tiles; else 0. (All at once a tile stands in the way of the next one's loads.)

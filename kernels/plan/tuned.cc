@@ -23,6 +23,7 @@ constexpr std::size_t kFileBytesMax = 16 << 20;
 constexpr std::uint64_t kWarpgroupsMax = 384;  ///< of 128 SMs
 
 constexpr const char* kSums[] = {"warpgroups", "own", "once"};
+constexpr const char* kExchanges[] = {"auto", "one-shot", "two-shot"};
 
 std::uint32_t round_side(std::uint32_t side) {
   if (side <= 4) return side;
@@ -65,6 +66,7 @@ class Reader {
     if (!value->is_boolean()) refuse(key, *value, "true or false");
     return value->is_boolean() && value->get<bool>();
   }
+  bool has(const char* key) const { return json_.contains(key); }
   std::string text(const char* key) {
     const Json* value = at(key);
     if (value == nullptr) return {};
@@ -121,6 +123,8 @@ Result<TunedEntry> entry_of(const Json& json, const std::string& where) {
   Candidate& candidate = entry.candidate;
   const std::string form = reader.text("form");
   const std::string sums = reader.text("sums");
+  // Of GEMM+AllReduce over three nodes and more alone.
+  const std::string exchange = reader.has("exchange") ? reader.text("exchange") : kExchanges[0];
   candidate.engines = reader.flag("engines");
   candidate.tiling.tile_m = reader.number("tile_m", 1, 1024);
   candidate.tiling.tile_n = reader.number("tile_n", 8, 1024);
@@ -144,6 +148,11 @@ Result<TunedEntry> entry_of(const Json& json, const std::string& where) {
     return fail(ErrorCode::kInvalidArgument,
                 "{}: 'sums' is \"{}\"; it must be warpgroups, own or once", where, sums);
   candidate.sums = static_cast<Sums>(found - std::begin(kSums));
+  const auto* const named = std::find(std::begin(kExchanges), std::end(kExchanges), exchange);
+  if (named == std::end(kExchanges))
+    return fail(ErrorCode::kInvalidArgument,
+                "{}: 'exchange' is \"{}\"; it must be one-shot or two-shot", where, exchange);
+  candidate.tiling.exchange = static_cast<Exchange>(named - std::begin(kExchanges));
   const Shape shape{entry.bucket.m, entry.bucket.n, entry.bucket.k};
   if (!(bucket_of(shape) == entry.bucket))
     return fail(ErrorCode::kInvalidArgument,
@@ -235,6 +244,8 @@ std::string tuned_text(const Tuned& tuned) {
     each["measured_us"] = entry.measured_us;
     each["form"] = mk::kernels::name_of(candidate.form);
     each["sums"] = kSums[static_cast<std::size_t>(candidate.sums)];
+    if (candidate.tiling.exchange != Exchange::kAuto)
+      each["exchange"] = kExchanges[static_cast<std::size_t>(candidate.tiling.exchange)];
     each["engines"] = candidate.engines;
     each["tile_m"] = candidate.tiling.tile_m;
     each["tile_n"] = candidate.tiling.tile_n;

@@ -109,7 +109,7 @@ class Maker {
     demand(schedule.tiles() % locals() == 0, "as many tiles for each rank");
     const std::uint64_t bytes = schedule.slot_bytes();
     for (std::uint32_t step = 0; step < schedule.tiles(); ++step) {
-      const std::uint32_t tile = schedule.tile_at(0, step);
+      const std::uint32_t tile = schedule.tile_at(0, 0, step);
       const std::uint32_t owner = schedule.owner(tile);
       const std::uint32_t owned = schedule.owned_index(tile);
       if (owner == 0) continue;

@@ -145,6 +145,8 @@ typedef struct mk_tuning {
   /* Files that launches are planned by; NULL: the environment's. See mk::Tuning. */
   const char* machine_file;
   const char* tuned_file;
+  /* GEMM+AllReduce over three nodes or more: 0 chosen, 1 one-shot, 2 two-shot (mk::Exchange). */
+  uint32_t exchange;
 } mk_tuning;
 
 typedef struct mk_launch_stats {

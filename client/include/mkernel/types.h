@@ -126,6 +126,12 @@ struct MachineRates {
   bool operator==(const MachineRates&) const = default;
 };
 
+/// How the nodes' sums of a GEMM+AllReduce come together. kAuto: as the planner predicts it to be
+/// quicker. kOneShot: each node sends its sums to all others, and adds up all: N - 1 times its
+/// share of C, one hop. kTwoShot: one node adds up each chunk and sends the result to the others:
+/// about twice the share whatever N is, two hops.
+enum class Exchange : std::uint8_t { kAuto = 0, kOneShot = 1, kTwoShot = 2 };
+
 /// Choices of a rank for any operator. 0 means the default, from the shape and the machine. Ranks
 /// must agree on executor, tiles and chunks. All else is each rank's own.
 struct Tuning {
@@ -171,6 +177,9 @@ struct Tuning {
   /// in its workspace.) True: this one shares with none. So a shard or a result may stay in it. If
   /// one rank sets it, no rank's operator shares.
   bool own_workspace = false;
+  /// GEMM+AllReduce over three nodes or more; elsewhere kTwoShot is refused, or of no effect. The
+  /// same on all ranks; the bits of the result do not depend on it.
+  Exchange exchange = Exchange::kAuto;
 
   bool operator==(const Tuning&) const = default;
 };

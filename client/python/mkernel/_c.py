@@ -86,6 +86,7 @@ class Tuning(_Sized):
         ("own_workspace", c_uint32),
         ("machine_file", c_char_p),
         ("tuned_file", c_char_p),
+        ("exchange", c_uint32),
     ]
 
 

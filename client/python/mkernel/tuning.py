@@ -18,7 +18,8 @@ class Tuning:
     For attention that is so with equal length of the sequence and equal tiles. `count_nonfinite` fills in `LaunchStats.nonfinite_partials`, on CPUs.
 
     Operators are planned by `machine_file`, which ``mkbench calibrate`` writes, and `tuned_file`, which ``mkbench tune`` does; without them by what
-    MKERNEL_MACHINE and MKERNEL_TUNED name, else by what is shipped.
+    MKERNEL_MACHINE and MKERNEL_TUNED name, else by what is shipped. `exchange` is GEMM+AllReduce's over three nodes or more: 0 leaves it to the
+    planner, 1 is one-shot, 2 two-shot.
     """
 
     tile_m: int = 0
@@ -39,6 +40,7 @@ class Tuning:
     step_ns: float = 0.0
     machine_file: Optional[str] = None
     tuned_file: Optional[str] = None
+    exchange: int = 0
 
     def as_c(self, executor: int, wait_timeout_ms: int) -> Any:
         """The library's struct."""

@@ -72,7 +72,11 @@ class OperatorBase {
     MK_RETURN_IF_ERROR(check_shape(op_, plan_.tile_m, plan_.tile_n, plan_.max.n, k_));
     MK_RETURN_IF_ERROR(check_gated(op_, plan_.epilogue, plan_.max.n));
     MK_ASSIGN_OR_RETURN(const std::uint32_t device_blocks, frame_.choose_device(options));
-    const Tiling tiling{plan_.tile_m, plan_.tile_n, chunk_bytes, banks, local_banks};
+    Tiling tiling{plan_.tile_m, plan_.tile_n, chunk_bytes, banks, local_banks};
+    if constexpr (requires { plan_.two_shot; }) {
+      if (plan_.nodes > 2)
+        tiling.exchange = plan_.two_shot ? Exchange::kTwoShot : Exchange::kOneShot;
+    }
     const Shape shape{plan_.max.m, plan_.max.n, k_};
     MK_ASSIGN_OR_RETURN(auto job, job_plan_of(options));
     MK_ASSIGN_OR_RETURN(

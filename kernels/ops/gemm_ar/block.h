@@ -39,11 +39,21 @@ class GemmArBlock : public SumBlock<Executor, GemmArLaunch> {
 
   // --- Places, in this rank's workspace where no other is named ---
 
-  MK_HOST_DEVICE std::byte* staging_slot(std::uint32_t owned) const {
-    return at(schedule.staging_bank(bank) + schedule.slot_in_bank(owned));
+  MK_HOST_DEVICE std::byte* staging_slot(const NodePieces::Place& place) const {
+    return at(schedule.staging_bank(bank, place.node) + schedule.slot_in_bank(place.tile));
   }
+  MK_HOST_DEVICE std::byte* staging_slot(std::uint32_t owned) const {
+    return staging_slot(schedule.place_in_bank(world.local, owned));
+  }
+  /// The tile is one that this node adds up.
   MK_HOST_DEVICE std::byte* receive_slot(std::uint32_t from, std::uint32_t owned) const {
-    return receive_bank(from) + schedule.slot_in_bank(owned);
+    return receive_bank(from) +
+           schedule.slot_in_bank(schedule.place_in_bank(world.local, owned).tile);
+  }
+  /// Two-shot: what one node of the rail makes of the tile.
+  MK_HOST_DEVICE std::byte* finished_slot(std::uint32_t owned) const {
+    const NodePieces::Place place = schedule.place_in_bank(world.local, owned);
+    return at(schedule.finished_bank(bank, place.node) + place.tile * schedule.finished_bytes());
   }
   /// A sum of this owner's tile from packed sources, which the caller names, with no target yet.
   MK_HOST_DEVICE SumJob job_for(std::uint32_t owned) const {
@@ -61,11 +71,34 @@ class GemmArBlock : public SumBlock<Executor, GemmArLaunch> {
     job.target_type = this->launch.plan.partials;
     job.target_stride = schedule.tile_cols();
   }
-  /// The tile's place in C of every local rank; own first, so that each owner starts elsewhere.
+  /// The tile's sum over all ranks, to its place in C of every local rank.
   MK_HOST_DEVICE void aim_at_every_c(SumJob& job, std::uint32_t owned) const {
     const TileRect rect = schedule.rect(schedule.tile_of(world.local, owned));
-    const std::uint64_t out = schedule.out(rect);
     this->finish(job, rect);
+    aim_at_rect_of_every_c(job, rect);
+  }
+  /// That sum, to where what is finished lies packed.
+  MK_HOST_DEVICE void aim_at_finished(SumJob& job, std::uint32_t owned) const {
+    this->finish(job, schedule.rect(schedule.tile_of(world.local, owned)));
+    job.target_count = 1;
+    job.targets[0] = finished_slot(owned);
+    job.target_stride = schedule.finished_cols();
+  }
+  /// Copies the finished tile to C of every local rank.
+  MK_HOST_DEVICE SumJob copy_of_finished(std::uint32_t owned) const {
+    const TileRect rect = schedule.rect(schedule.tile_of(world.local, owned));
+    const TileRect result = schedule.result(rect);
+    SumJob job;
+    job.add_source(finished_slot(owned));
+    job.source_stride = schedule.finished_cols();
+    job.rows = result.rows;
+    job.columns = result.columns;
+    aim_at_rect_of_every_c(job, rect);
+    return job;
+  }
+  /// The own one first, so that each owner starts elsewhere.
+  MK_HOST_DEVICE void aim_at_rect_of_every_c(SumJob& job, const TileRect& rect) const {
+    const std::uint64_t out = schedule.out(rect);
     job.target_count = world.locals;
     job.target_stride = this->launch.plan.result_columns();
     for (std::uint32_t i = 0; i < world.locals; ++i)
@@ -79,7 +112,7 @@ class GemmArBlock : public SumBlock<Executor, GemmArLaunch> {
       case Region::kSlots:
         return at(place.local, schedule.slot(world.local, place.tile));
       case Region::kStaging:
-        return staging_slot(place.tile);
+        return staging_slot(NodePieces::Place{place.plane, place.tile});
       default:
         *stride = this->launch.plan.result_columns();
         return at(place.local, schedule.out(place.rect));
@@ -104,6 +137,9 @@ class GemmArBlock : public SumBlock<Executor, GemmArLaunch> {
 
   MK_HOST_DEVICE void publish_chunk_reduced(std::uint32_t chunk) {
     publish_within_rank(reduced_flag(chunk));
+  }
+  MK_HOST_DEVICE void publish_chunk_finished(std::uint32_t chunk) {
+    publish_within_rank(finished_flag(chunk));
   }
   MK_HOST_DEVICE void publish_out_ready(std::uint32_t chunk) {
     publish_at_every_local(schedule.out_ready(world.local, chunk));
@@ -135,17 +171,62 @@ class GemmArBlock : public SumBlock<Executor, GemmArLaunch> {
                                 return of_tiles ? own_tile_site()(i) : reduced_site(i);
                               });
   }
+  /// The node's sum of a chunk that this node adds up.
+  MK_HOST_DEVICE bool await_sum_of(std::uint32_t node, std::uint32_t chunk) {
+    return this->await_arrival(
+        node, chunk, schedule.two_shot() ? schedule.sums_flag(chunk / world.nodes) : chunk);
+  }
+  /// Two-shot: the chunk is finished, and here.
+  MK_HOST_DEVICE bool await_finished_chunk(std::uint32_t chunk) {
+    const std::uint32_t node = chunk % world.nodes;
+    if (node == world.node)
+      return await([&] { return reduced_site(chunk); }, finished_flag(chunk), epoch);
+    const std::uint32_t flag = schedule.flags().arrival(
+        bank, world.node, node, schedule.finished_flag(chunk / world.nodes));
+    // That node may wait for another.
+    return await([&] { return site(FlagKind::kArrival, world.rail_peer(node), node, chunk, 2); },
+                 this->common.context.arrival_flags + flag, epoch);
+  }
   /// The owner's chunk of C is here.
   MK_HOST_DEVICE bool await_out(std::uint32_t owner, std::uint32_t chunk) {
     if (world.size() == 1) return await_own(schedule.chunk_tiles(0, chunk));
-    return await([&] { return site(FlagKind::kOutReady, rank_of(owner), owner, chunk, 2); },
+    const std::uint32_t hops = schedule.two_shot() ? 3 : 2;
+    return await([&] { return site(FlagKind::kOutReady, rank_of(owner), owner, chunk, hops); },
                  word(at(schedule.out_ready(owner, chunk))), epoch);
+  }
+
+  // --- Looked at, without a wait; what is seen is acquired ---
+
+  MK_HOST_DEVICE bool sees_finished(std::uint32_t chunk) const {
+    return shows(finished_flag(chunk));
+  }
+  /// This node's sums of the chunk's tiles from `*seen` on are in staging. Where tiles have flags,
+  /// `*seen` moves on to the first that is not.
+  MK_HOST_DEVICE bool sees_reduced(std::uint32_t chunk, const TileRange& tiles,
+                                   std::uint32_t* seen) const {
+    if (world.locals > 1) return shows(reduced_flag(chunk));
+    for (; *seen < tiles.end; ++*seen)
+      if (!shows(own_tile_flags()(*seen))) return false;
+    return true;
+  }
+  /// Where a look for that is told: of tile `seen`, or of the chunk.
+  MK_HOST_DEVICE WaitSite site_of_reduced(std::uint32_t chunk, std::uint32_t seen) const {
+    return world.locals > 1 ? reduced_site(chunk) : own_tile_site()(seen);
+  }
+  MK_HOST_DEVICE WaitSite site_of_finished(std::uint32_t chunk) const {
+    return site(FlagKind::kChunkReduced, world.rank(), chunk, 0, 2);
   }
 
  private:
   /// Of this owner's tile, by the source.
   MK_HOST_DEVICE FlagRow partial_flags(std::uint32_t owned) const {
     return {word(at(schedule.tile_ready(0, owned))), schedule.tile_ready_step()};
+  }
+  MK_HOST_DEVICE bool shows(const std::uint32_t* flag) const {
+    return shm::epoch_reached(shm::load_acquire(flag), epoch);
+  }
+  MK_HOST_DEVICE std::uint32_t* finished_flag(std::uint32_t chunk) const {
+    return word(at(schedule.chunk_finished(chunk / world.nodes)));
   }
   MK_HOST_DEVICE std::uint32_t* reduced_flag(std::uint32_t chunk) const {
     return word(at(schedule.chunk_reduced(chunk)));

@@ -20,7 +20,7 @@ struct GemmArLaunch : Launch {
   void make_schedule() { schedule = GemmArSchedule(plan, m); }
   /// Chunks that this rank sends to other nodes.
   std::uint32_t chunks_sent() const {
-    return schedule.chunks(context.world.local) * (context.world.nodes - 1);
+    return schedule.sends(context.world.node, context.world.local);
   }
 
   MK_HOST_DEVICE bool accumulates_own_tiles() const {

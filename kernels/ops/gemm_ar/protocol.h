@@ -18,12 +18,14 @@ class GemmArTileScheduler : public StepScheduler {
  public:
   struct Params {
     GemmArSchedule schedule;
+    std::uint32_t node;
     std::uint32_t local;
     std::uint32_t tiles;
     bool accumulates;  ///< GemmArLaunch::accumulates_own_tiles
 
     static Params of(const GemmArLaunch& launch) {
-      return {launch.schedule, launch.context.world.local, launch.schedule.tiles(),
+      const World& world = launch.context.world;
+      return {launch.schedule, world.node, world.local, launch.schedule.tiles(),
               launch.accumulates_own_tiles()};
     }
   };
@@ -36,7 +38,7 @@ class GemmArTileScheduler : public StepScheduler {
     std::uint32_t step;
     if (!take(&step)) return false;
     const GemmArSchedule& schedule = params_.schedule;
-    const std::uint32_t number = schedule.tile_at(params_.local, step);
+    const std::uint32_t number = schedule.tile_at(params_.node, params_.local, step);
     tile->m = static_cast<int>(number);
     tile->n = 0;
     accumulates_ = params_.accumulates && schedule.owner(number) == params_.local;
@@ -106,8 +108,8 @@ struct GemmArPlaces {
   }
   template <class View>
   static MK_HOST_DEVICE std::uint64_t out_ready(const View& view, Tile tile) {
-    return view.schedule.out_ready(view.world.local,
-                                   view.schedule.chunk_of(owned_tile(view, tile)));
+    return view.schedule.out_ready(
+        view.world.local, view.schedule.chunk_of(view.world.local, owned_tile(view, tile)));
   }
 
   template <class View>
@@ -128,7 +130,10 @@ struct GemmArPlaces {
     if (view.world.locals > 1 && !accumulates) {
       place.region = Region::kSlots;
     } else if (view.world.nodes > 1) {
+      const NodePieces::Place staged = schedule.place_in_bank(owner, owned);
       place.region = Region::kStaging;
+      place.plane = staged.node;
+      place.tile = staged.tile;
     } else {
       place.region = Region::kResult;
       place.rect = schedule.rect(number);

@@ -22,6 +22,8 @@
 ///                           nodes -> C of every local rank             out_ready[owner][chunk]
 ///     collect  every rank   C, as it arrives -> the caller's C
 ///
+/// Two-shot (schedule.h), send and receive have two steps each (two_shot.h).
+///
 /// Sums go in rank order and in node order, so every run gives the same bits, on every rank. With
 /// one node, reduce stores into C itself. There is no send and no receive (where a rank sums its
 /// own tiles as it computes them, GemmArLaunch::accumulates_own, compute does that, and nobody
@@ -46,6 +48,7 @@
 #include "kernels/comm/exchange.h"
 #include "kernels/ops/gemm_ar/block.h"
 #include "kernels/ops/gemm_ar/protocol.h"
+#include "kernels/ops/gemm_ar/two_shot.h"
 
 namespace mk::kernels::gemm_ar {
 
@@ -73,7 +76,8 @@ MK_HOST_DEVICE inline bool sum_tile(GemmArBlock<Executor>& block, std::uint32_t 
   if (!block.await_tile(owned)) return false;
   const std::uint64_t begin_ns = block.span_begin();
   if (has_rows) block.executor.sum(job);
-  block.span_end(begin_ns, SpanKind::kSum, schedule.chunk_of(owned), world.node, world.rank());
+  block.span_end(begin_ns, SpanKind::kSum, schedule.chunk_of(world.local, owned), world.node,
+                 world.rank());
   return true;
 }
 
@@ -84,12 +88,13 @@ inline bool compute(GemmArBlock<Executor>& block) {
   return compute_tiles<GemmArCompute>(block);
 }
 
-/// The owner's local sums of one chunk, or of that part of it.
+/// The owner's local sums of the chunk that comes `position`-th, or of that part of it.
 template <class Executor>
-MK_HOST_DEVICE inline bool reduce_chunk(GemmArBlock<Executor>& block, std::uint32_t chunk,
+MK_HOST_DEVICE inline bool reduce_chunk(GemmArBlock<Executor>& block, std::uint32_t position,
                                         Part part = {}) {
   const World& world = block.world;
-  const TilesPart mine = block.schedule.packed(world.local).chunk_part(chunk, part);
+  const std::uint32_t chunk = block.schedule.chunk_at(world.node, world.local, position);
+  const TilesPart mine = block.schedule.chunk_part(world.local, chunk, part);
   for (std::uint32_t owned = mine.tiles.begin; owned < mine.tiles.end; ++owned) {
     if (!sum_tile(block, owned, mine.rows)) return false;
   }
@@ -111,19 +116,19 @@ MK_HOST_DEVICE inline bool begin_reduce(GemmArBlock<Executor>& block, bool check
   return block.world.nodes == 1 || block.await_staging_free();
 }
 
-/// The owner's local sums, chunks `index`, `index` + reduce blocks, ..., or, of `parts` parts of
+/// The owner's local sums, positions `index`, `index` + reduce blocks, ..., or, of `parts` parts of
 /// each chunk, so many of those. Only with several local ranks. (An executor may deal them out in
-/// another way, in the order of their numbers.)
+/// another way, in their order.)
 template <class Executor>
 MK_HOST_DEVICE inline bool reduce(GemmArBlock<Executor>& block, std::uint32_t parts = 1) {
   if (!begin_reduce(block)) return false;
   if (block.launch.accumulates_own_tiles()) return true;
   return deal_parts(
       block.schedule.chunks(block.world.local), parts, block.index, block.launch.blocks.reduce,
-      [&](std::uint32_t chunk, Part part) { return reduce_chunk(block, chunk, part); });
+      [&](std::uint32_t position, Part part) { return reduce_chunk(block, position, part); });
 }
 
-/// The send role's chunks: each as soon as it is reduced, to every rail peer.
+/// The send role's chunks: each as soon as it is reduced, to every rail peer. One-shot.
 template <class Executor>
 MK_HOST_DEVICE inline bool send_chunks(GemmArBlock<Executor>& block, Channel<Executor>& channel) {
   const GemmArSchedule& schedule = block.schedule;
@@ -163,34 +168,29 @@ template <class Executor>
 MK_HOST_DEVICE inline bool send(GemmArBlock<Executor>& block) {
   if (!block.await_turn()) return false;
   Channel<Executor> channel(block);
-  const std::uint32_t chunks = block.schedule.chunks(block.world.local);
-  const auto every_node = [chunks](std::uint32_t) { return chunks; };
-  return send_chunks(block, channel) &&
-         (block.index != 0 ||
-          end_exchange(block, channel, block.schedule.flags(), every_node, every_node));
+  const GemmArSchedule& schedule = block.schedule;
+  const World& world = block.world;
+  const auto sent = [&](std::uint32_t node) {
+    return schedule.flags_shown(world.local, node, world.node);
+  };
+  const auto received = [&](std::uint32_t node) {
+    return schedule.flags_shown(world.local, world.node, node);
+  };
+  return (schedule.two_shot() ? send_two_shot(block, channel) : send_chunks(block, channel)) &&
+         (block.index != 0 || end_exchange(block, channel, schedule.flags(), sent, received));
 }
 
 /// The owner's sums over the nodes of one chunk, or of that part of it, and their broadcast on its
-/// node.
+/// node. One-shot.
 template <class Executor>
 MK_HOST_DEVICE inline bool receive_chunk(GemmArBlock<Executor>& block, std::uint32_t chunk,
                                          Part part = {}) {
   const World& world = block.world;
-  const TilesPart mine = block.schedule.packed(world.local).chunk_part(chunk, part);
-  if (!block.await_chunk_reduced(chunk, mine.tiles)) return false;
-  for (std::uint32_t node = 0; node < world.nodes; ++node) {
-    if (node == world.node) continue;
-    if (!block.await_arrival(node, chunk)) return false;
-    block.span_mark(SpanKind::kArrival, chunk, node, world.rail_peer(node));
-  }
+  const TilesPart mine = block.schedule.chunk_part(world.local, chunk, part);
+  if (!await_node_sums(block, chunk, mine.tiles)) return false;
   const std::uint64_t begin_ns = block.span_begin();
   for (std::uint32_t owned = mine.tiles.begin; owned < mine.tiles.end; ++owned) {
-    SumJob job = block.job_for(owned);
-    job.source_count = world.nodes;
-    for (std::uint32_t node = 0; node < world.nodes; ++node) {
-      job.sources[node] =
-          node == world.node ? block.staging_slot(owned) : block.receive_slot(node, owned);
-    }
+    SumJob job = node_sums(block, owned);
     block.aim_at_every_c(job, owned);
     if (job.take(mine.rows)) block.executor.sum(job);
   }
@@ -199,15 +199,30 @@ MK_HOST_DEVICE inline bool receive_chunk(GemmArBlock<Executor>& block, std::uint
   return true;
 }
 
-/// The owner's sums over the nodes, chunks `index`, `index` + receive blocks, ..., or, of `parts`
-/// parts of each chunk, so many of those. Only with several nodes. (An executor may deal them out
+/// A block awaits this before its first receive_step of a launch.
+template <class Executor>
+MK_HOST_DEVICE inline bool begin_receive(GemmArBlock<Executor>& block) {
+  return block.await_turn() && (!block.schedule.two_shot() || block.await_staging_free());
+}
+
+/// The receive role's `position`-th step, or that part of it.
+template <class Executor>
+MK_HOST_DEVICE inline bool receive_step(GemmArBlock<Executor>& block, std::uint32_t position,
+                                        Part part = {}) {
+  return block.schedule.two_shot() ? receive_two_shot(block, position, part)
+                                   : receive_chunk(block, position, part);
+}
+
+/// The owner's sums over the nodes, steps `index`, `index` + receive blocks, ..., or, of `parts`
+/// parts of each step, so many of those. Only with several nodes. (An executor may deal them out
 /// in another way, in their order; all blocks that take part are done in the end.)
 template <class Executor>
 MK_HOST_DEVICE inline bool receive(GemmArBlock<Executor>& block, std::uint32_t parts = 1) {
-  if (!block.await_turn()) return false;
+  if (!begin_receive(block)) return false;
   const bool received = deal_parts(
-      block.schedule.chunks(block.world.local), parts, block.index, block.launch.blocks.receive,
-      [&](std::uint32_t chunk, Part part) { return receive_chunk(block, chunk, part); });
+      block.schedule.receive_steps(block.world.local), parts, block.index,
+      block.launch.blocks.receive,
+      [&](std::uint32_t position, Part part) { return receive_step(block, position, part); });
   if (!received) return false;
   // Also with no chunk of its own: send block 0 waits for all receive blocks.
   block.publish_done(block.launch.blocks.receive);
@@ -228,9 +243,11 @@ MK_HOST_DEVICE inline bool collect(GemmArBlock<Executor>& block, bool checks = t
     const std::uint32_t chunk = turn / world.locals;
     const std::uint32_t owner = (turn % world.locals + world.local) % world.locals;
     if (chunk >= schedule.chunks(owner)) continue;
+    // Two-shot, the last round may have less than a tile for each node.
+    const TileRange tiles = schedule.chunk_tiles(owner, chunk);
+    if (schedule.two_shot() && tiles.begin == tiles.end) continue;
     if (!block.await_out(owner, chunk)) return false;
     if (!block.executor.wants_c()) continue;
-    const TileRange tiles = schedule.chunk_tiles(owner, chunk);
     for (std::uint32_t owned = tiles.begin; owned < tiles.end; ++owned) {
       const TileRect rect = schedule.rect(schedule.tile_of(owner, owned));
       block.executor.copy_to_c(schedule.result(rect), block.at(schedule.out(rect)),

@@ -59,8 +59,10 @@ Status GemmArCuda::launch(cudaStream_t stream, const void* a, std::uint64_t lda,
 
 Status GemmArCuda::make_places(const GemmArSchedule& schedule) {
   const auto type = cuda::cuda_type(plan_.dtype);
-  const auto tiles_at = [&](const std::byte* base, std::uint32_t tiles) {
-    return cuda::make_tile_planes_map("tiles", type, base, 1, kPage, std::max(1u, tiles),
+  const auto planes_at = [&](const std::byte* base, std::uint32_t planes, std::uint64_t plane_bytes,
+                             std::uint32_t tiles) {
+    return cuda::make_tile_planes_map("tiles", type, base, planes,
+                                      static_cast<std::int64_t>(plane_bytes), std::max(1u, tiles),
                                       schedule.tile_rows(), schedule.tile_cols(), plan_.partials);
   };
   cuda::GemmArPlaceMaps& places = arguments_.places;
@@ -83,17 +85,20 @@ Status GemmArCuda::make_places(const GemmArSchedule& schedule) {
   if (world().size() == 1) {
     MK_ASSIGN_OR_RETURN(places.out[0], out_of(0));
   } else if (world().locals == 1) {
+    // Two-shot, node 0 has the largest piece.
+    const std::uint32_t tiles =
+        plan_.two_shot ? schedule.pieces(0).piece_tiles(0) : schedule.owned(0);
     for (std::uint32_t bank = 0; bank < plan_.banks; ++bank) {
       MK_ASSIGN_OR_RETURN(
           places.staging[bank],
-          tiles_at(workspace(0) + schedule.staging_bank(bank) + schedule.slot_in_bank(0),
-                   schedule.owned(0)));
+          planes_at(workspace(0) + schedule.staging_bank(bank) + schedule.slot_in_bank(0),
+                    plan_.planes(), plan_.layout.bank_bytes, tiles));
     }
   } else {
     for (std::uint32_t owner = 0; owner < world().locals; ++owner) {
-      MK_ASSIGN_OR_RETURN(
-          places.slots[owner],
-          tiles_at(workspace(owner) + schedule.slot(world().local, 0), schedule.owned(owner)));
+      MK_ASSIGN_OR_RETURN(places.slots[owner],
+                          planes_at(workspace(owner) + schedule.slot(world().local, 0), 1, kPage,
+                                    schedule.owned(owner)));
     }
   }
   return {};

@@ -33,17 +33,17 @@ struct GemmArOp {
       return group.launch.accumulates_own_tiles() ||
              group.take_steps(
                  block, group.state.streams_taken, group.frame.steps.sums,
-                 [](Block<Executor>& b, std::uint32_t chunk, Part part) {
-                   return gemm_ar::reduce_chunk(b, chunk, part);
+                 [](Block<Executor>& b, std::uint32_t position, Part part) {
+                   return gemm_ar::reduce_chunk(b, position, part);
                  },
                  [] {});
     });
   }
   static __device__ bool send(Block<Executor>& block) { return gemm_ar::send(block); }
   static __device__ bool receive(Group<GemmArOp>& group, Block<Executor>& block) {
-    if (!block.await_turn()) return false;
-    return group.receive_steps(block, [](Block<Executor>& b, std::uint32_t chunk, Part part) {
-      return gemm_ar::receive_chunk(b, chunk, part);
+    if (!gemm_ar::begin_receive(block)) return false;
+    return group.receive_steps(block, [](Block<Executor>& b, std::uint32_t position, Part part) {
+      return gemm_ar::receive_step(b, position, part);
     });
   }
 
@@ -79,7 +79,7 @@ struct GemmArOp {
     const std::uint32_t per_chunk = schedule.tiles_per_chunk();
     params.frame.steps = {
         sum_steps(chunks, per_chunk, world.nodes > 1 ? chunks : 0, launch.blocks.reduce),
-        arrival_steps(chunks, per_chunk, receiving_groups(launch))};
+        arrival_steps(schedule.receive_steps(world.local), per_chunk, receiving_groups(launch))};
     return params;
   }
 };

@@ -25,8 +25,8 @@ struct GemmArMapped : GemmArPlaces {
       case Region::kSlots:
         return {&params.maps.slots[place.local], 0, static_cast<int>(place.tile), 0, 0};
       case Region::kStaging:
-        return {&params.maps.staging[bank_of(epoch, params.banks)], 0, static_cast<int>(place.tile),
-                0, 0};
+        return {&params.maps.staging[bank_of(epoch, params.banks)], static_cast<int>(place.plane),
+                static_cast<int>(place.tile), 0, 0};
       default:
         return MappedPlace::of_matrix(&params.maps.out[place.local],
                                       params.schedule.result(place.rect));

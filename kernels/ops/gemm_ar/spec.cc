@@ -1,5 +1,7 @@
 #include "kernels/ops/gemm_ar/spec.h"
 
+#include <algorithm>
+
 #include "kernels/comm/banks.h"
 #include "kernels/comm/plan_tools.h"
 #include "kernels/comm/sum_plan.h"
@@ -18,10 +20,21 @@ void lay_out(GemmArPlan& plan) {
   layout.out_ready = workspace.place(locals * plan.chunks_max * 4, 64);
   layout.slot_region_bytes = round_up_to(tiles_bytes, 64);
   layout.slots = workspace.place(locals > 1 ? locals * layout.slot_region_bytes : 0, kPage);
-  layout.bank_bytes = round_up_to(kBankHeaderBytes + tiles_bytes, kPage);
-  layout.staging = workspace.place(plan.nodes > 1 ? plan.banks * layout.bank_bytes : 0, kPage);
-  layout.receive =
-      workspace.place(std::uint64_t{plan.banks} * (plan.nodes - 1) * layout.bank_bytes, kPage);
+  // A node's piece has at most its share of the tiles, rounded up, whatever the rounds are.
+  const std::uint64_t tile_bytes = tiles_bytes / std::max(1u, plan.tiles_max);
+  const std::uint64_t piece_tiles = div_up(plan.tiles_max, plan.planes());
+  layout.bank_bytes =
+      round_up_to(kBankHeaderBytes + piece_tiles * tile_bytes, plan.two_shot ? 64 : kPage);
+  const std::uint64_t banks = plan.banks;
+  layout.staging =
+      workspace.place(plan.nodes > 1 ? banks * plan.planes() * layout.bank_bytes : 0, kPage);
+  layout.receive = workspace.place(banks * (plan.nodes - 1) * layout.bank_bytes, kPage);
+  if (plan.two_shot) {
+    layout.chunk_finished = workspace.place(std::uint64_t{plan.rounds_max()} * 4, 64);
+    const std::uint64_t finished_tile = tile_bytes / bytes_of(plan.partials) * kElementBytes;
+    layout.finished_bytes = round_up_to(piece_tiles * finished_tile, 64);
+    layout.finished = workspace.place(banks * plan.nodes * layout.finished_bytes, kPage);
+  }
   layout.out =
       workspace.place(std::uint64_t{plan.max.m} * plan.result_columns() * kElementBytes, kPage);
   layout.bytes = workspace.bytes();
@@ -35,9 +48,20 @@ Result<GemmArPlan> GemmArPlan::make(std::uint32_t nodes, std::uint32_t locals, S
                       begin_sums("gemm_ar", nodes, locals, max, dtype, tiling, result));
   SumRules rules{"gemm_ar", max.m};
   rules.owners = locals;
+  const bool two_shot = tiling.exchange == Exchange::kTwoShot;
+  if (two_shot && nodes < 3) {
+    return fail(ErrorCode::kInvalidArgument,
+                "gemm_ar: a two-shot exchange is for three nodes and more; here are {}: leave the "
+                "choice to the planner",
+                nodes);
+  }
+  if (two_shot) rules.chunk_nodes = nodes;
   MK_RETURN_IF_ERROR(choose_sums(rules, tiling, sums));
   GemmArPlan plan;
   static_cast<SumGeometry&>(plan) = sums;
+  plan.two_shot = two_shot;
+  // A round has a chunk of each node.
+  if (two_shot) plan.chunks_max = div_up(sums.chunks_max, nodes) * nodes;
   lay_out(plan);
   MK_RETURN_IF_ERROR(check_workspace("gemm_ar", plan.layout.bytes));
   return plan;
@@ -52,17 +76,28 @@ LaunchWork GemmArPlan::work(const World& world, std::uint32_t m, std::uint32_t k
   work.flops = 2.0 * m * max.n * k;
   // Read from each source, written to each target: sums over the node, then over the nodes.
   if (locals > 1) work.local_bytes += owned * (locals + (nodes > 1 ? 1 : locals));
-  if (nodes > 1) work.local_bytes += owned * (nodes + locals);
+  if (two_shot) {
+    const double finished =
+        static_cast<double>(schedule.owned(world.local) * schedule.finished_bytes());
+    const double piece = schedule.pieces(world.local).piece_tiles(world.node);
+    work.local_bytes += piece * static_cast<double>(schedule.slot_bytes() * nodes) +
+                        piece * static_cast<double>(schedule.finished_bytes()) +
+                        finished * (1 + locals);
+  } else if (nodes > 1) {
+    work.local_bytes += owned * (nodes + locals);
+  }
   work.local_bytes += 2.0 * m * result_columns() * kElementBytes;  // copied to the caller
-  work.network_bytes = static_cast<double>(schedule.network_bytes(world.local));
-  work.steps = schedule.chunks(world.local);
-  work.commands = (nodes - 1) * (work.steps + (flags().has_releases() ? 1 : 0));
+  work.network_bytes = static_cast<double>(schedule.network_bytes(world.node, world.local));
+  // A finished chunk leaves a round after its sums.
+  work.steps = two_shot ? schedule.pieces(world.local).rounds() + 1 : schedule.chunks(world.local);
+  work.commands = schedule.sends(world.node, world.local);
+  if (nodes > 1 && flags().has_releases()) work.commands += nodes - 1;
   return work;
 }
 
 std::uint64_t GemmArPlan::fingerprint() const {
-  constexpr std::uint64_t kRules = 4;
-  return sum_fingerprint(kRules, *this, layout.bytes);
+  constexpr std::uint64_t kRules = 5;
+  return fingerprint_of({sum_fingerprint(kRules, *this, layout.bytes), two_shot ? 1u : 0u});
 }
 
 }  // namespace mk::kernels

@@ -180,7 +180,7 @@ MK_HOST_DEVICE inline bool receive_chunk(GemmRsBlock<Executor>& block, std::uint
   if (!once && !block.await_piece({world.node, chunk}, mine.tiles)) return false;
   for (std::uint32_t node = 0; node < world.nodes; ++node) {
     if (node == world.node) continue;
-    if (!block.await_arrival(node, chunk)) return false;
+    if (!block.await_arrival(node, chunk, chunk)) return false;
     block.span_mark(SpanKind::kArrival, chunk, node, world.rail_peer(node));
   }
   for (std::uint32_t tile = mine.tiles.begin; tile < mine.tiles.end; ++tile) {

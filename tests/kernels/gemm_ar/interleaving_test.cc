@@ -5,12 +5,15 @@
 #include "kernels/ops/gemm_ar/roles.h"
 #include "kernels/ops/gemm_ar/spec.h"
 #include "tests/kernels/support/gemm_simulation.h"
+#include "tests/kernels/support/two_shot_plan.h"
 
 namespace mk::kernels::testing {
 namespace {
 
+/// `kNodes`: what the plan's form needs.
+template <class PlanType, std::uint32_t kNodes>
 struct GemmAr {
-  using Plan = GemmArPlan;
+  using Plan = PlanType;
   using Launch = GemmArLaunch;
   using Schedule = GemmArSchedule;
   using Compute = GemmArCompute;
@@ -18,6 +21,8 @@ struct GemmAr {
   using Block = GemmArBlock<Executor>;
   static constexpr const char* kName = "gemm_ar";
   static constexpr std::uint32_t kRowsMax = 9;
+  static constexpr std::uint32_t kNodesLeast = kNodes;
+  static constexpr bool kReuseIsSafe = kNodes > 1;
   static constexpr std::optional<Role> kThen = Role::kCollect;
 
   class Executor : public GemmSimExecutor {
@@ -65,7 +70,27 @@ struct GemmAr {
   }
 };
 
-INSTANTIATE_TYPED_TEST_SUITE_P(AllReduce, GemmInterleaving, GemmAr);
+using Forms =
+    ::testing::Types<GemmAr<GemmArPlan, 1>, GemmAr<TwoShotPlan, TwoShotPlan::kNodesLeast>>;
+// Headers are all that a node without a tile reads, and nothing but the release keeps them.
+TEST(TwoShotInterleaving, AHeaderOverwrittenTooEarlyIsSeen) {
+  using Op = GemmAr<TwoShotPlan, TwoShotPlan::kNodesLeast>;
+  int seen = 0;
+  for (std::uint64_t seed = 1; seed <= 60; ++seed) {
+    GemmSimOptions options = small_gemm(4, 1, seed);
+    options.max = {2, 8, 0};
+    options.launches = random_sim_launches(8, 2, seed);
+    options.tiling.banks = 1;
+    options.forge_releases = true;
+    options.network.keep_forged_flags = true;
+    seen += !GemmSimulation<Op>(options).run().empty();
+    options.forge_releases = false;
+    ASSERT_EQ(GemmSimulation<Op>(options).run(), "") << "seed " << seed;
+  }
+  EXPECT_GT(seen, 5);
+}
+
+INSTANTIATE_TYPED_TEST_SUITE_P(AllReduce, GemmInterleaving, Forms);
 
 }  // namespace
 }  // namespace mk::kernels::testing

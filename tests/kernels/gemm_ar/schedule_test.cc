@@ -83,7 +83,7 @@ TEST(Schedule, EveryRankComputesEveryTileOnce) {
     for (std::uint32_t local = 0; local < plan.locals; ++local) {
       std::vector<bool> seen(schedule.tiles(), false);
       for (std::uint32_t step = 0; step < schedule.tiles(); ++step) {
-        const std::uint32_t tile = schedule.tile_at(local, step);
+        const std::uint32_t tile = schedule.tile_at(0, local, step);
         ASSERT_LT(tile, schedule.tiles());
         ASSERT_FALSE(seen[tile]);
         seen[tile] = true;
@@ -98,9 +98,9 @@ TEST(Schedule, TwoRanksComputeATileInTheSamePairOfSteps) {
     if (plan.locals != 2) return;
     std::vector<std::uint32_t> pair(schedule.tiles());
     for (std::uint32_t step = 0; step < schedule.tiles(); ++step)
-      pair[schedule.tile_at(0, step)] = step / 2;
+      pair[schedule.tile_at(0, 0, step)] = step / 2;
     for (std::uint32_t step = 0; step < schedule.tiles(); ++step)
-      ASSERT_EQ(pair[schedule.tile_at(1, step)], step / 2);
+      ASSERT_EQ(pair[schedule.tile_at(0, 1, step)], step / 2);
   });
 }
 
@@ -112,7 +112,7 @@ TEST(Schedule, TheOrderIsChunkMajorAndSpreadsOverOwners) {
       const bool full_group = step / plan.locals < schedule.tiles() / plan.locals;
       std::set<std::uint32_t> owners;
       for (std::uint32_t local = 0; local < plan.locals; ++local) {
-        const std::uint32_t tile = schedule.tile_at(local, step);
+        const std::uint32_t tile = schedule.tile_at(0, local, step);
         ASSERT_EQ(schedule.owned_index(tile), step / plan.locals);
         owners.insert(schedule.owner(tile));
       }
@@ -123,10 +123,10 @@ TEST(Schedule, TheOrderIsChunkMajorAndSpreadsOverOwners) {
     for (std::uint32_t owner = 0; owner < plan.locals; ++owner) {
       std::uint32_t chunk = 0;
       for (std::uint32_t step = 0; step < schedule.tiles(); ++step) {
-        const std::uint32_t tile = schedule.tile_at(0, step);
+        const std::uint32_t tile = schedule.tile_at(0, 0, step);
         if (schedule.owner(tile) != owner) continue;
-        ASSERT_GE(schedule.chunk_of(schedule.owned_index(tile)), chunk);
-        chunk = schedule.chunk_of(schedule.owned_index(tile));
+        ASSERT_GE(schedule.chunk_of(owner, schedule.owned_index(tile)), chunk);
+        chunk = schedule.chunk_of(owner, schedule.owned_index(tile));
       }
     }
   });
@@ -155,7 +155,7 @@ TEST(Schedule, OwnersAndChunksPartitionTheTiles) {
           seen[tile] = true;
           ASSERT_EQ(schedule.owner(tile), owner);
           ASSERT_EQ(schedule.owned_index(tile), owned);
-          ASSERT_EQ(schedule.chunk_of(owned), chunk);
+          ASSERT_EQ(schedule.chunk_of(owner, owned), chunk);
         }
       }
       ASSERT_EQ(next, schedule.owned(owner));
@@ -227,7 +227,7 @@ TEST(Schedule, ChunksTileTheBankAndTheBytesAreTheFormula) {
       std::uint64_t next = 0;
       std::uint64_t sent = 0;
       for (std::uint32_t chunk = 0; chunk < schedule.chunks(owner); ++chunk) {
-        const ByteRange range = schedule.chunk_range(owner, chunk);
+        const ByteRange range = schedule.packed(owner).chunk_range(chunk);
         ASSERT_EQ(range.begin, next);
         ASSERT_GT(range.bytes, 0u);
         ASSERT_LE(range.bytes, std::max<std::uint64_t>(plan.chunk_bytes, schedule.slot_bytes()) +
@@ -237,7 +237,7 @@ TEST(Schedule, ChunksTileTheBankAndTheBytesAreTheFormula) {
       }
       ASSERT_EQ(next, schedule.slot_in_bank(schedule.owned(owner)));
       ASSERT_LE(next, plan.layout.bank_bytes);
-      ASSERT_EQ(sent, schedule.network_bytes(owner));
+      ASSERT_EQ(sent, schedule.network_bytes(0, owner));
       of_all_rails += sent;
     }
     const std::uint64_t elements =

@@ -9,6 +9,7 @@
 #include <sstream>
 
 #include "kernels/plan/legal.h"
+#include "kernels/plan/operator_plan.h"
 #include "tests/kernels/plan/problems.h"
 
 namespace mk::kernels::plan {
@@ -333,6 +334,92 @@ TEST(PlanChoice, ExplainIsAScreenWithTermsAndRunnersUp) {
     std::istringstream lines(*text);
     for (std::string line; std::getline(lines, line);) EXPECT_LE(line.size(), 160u) << line;
   }
+}
+
+// --- The exchange of GEMM+AllReduce ---
+
+Problem all_reduce(std::uint32_t nodes, std::uint32_t rows) {
+  Problem problem;
+  problem.op = Op::kGemmAr;
+  problem.nodes = nodes;
+  problem.locals = 8;
+  problem.shape = {rows, 8192, 1024};
+  return problem;
+}
+
+TEST(ExchangeTest, GoesByThePredictedTime) {
+  const Machine machine = *shipped_machine("H200");
+  // Two nodes have one form; one hop is quicker for few bytes, half of the bytes for many.
+  EXPECT_EQ(choose(all_reduce(2, 16384), machine)->candidate.tiling.exchange, Exchange::kAuto);
+  EXPECT_EQ(choose(all_reduce(4, 64), machine)->candidate.tiling.exchange, Exchange::kOneShot)
+      << *explain(all_reduce(4, 64), machine);
+  EXPECT_EQ(choose(all_reduce(4, 16384), machine)->candidate.tiling.exchange, Exchange::kTwoShot);
+  EXPECT_EQ(choose(all_reduce(16, 16384), machine)->candidate.tiling.exchange, Exchange::kTwoShot);
+}
+
+TEST(ExchangeTest, IsForcedByItsNameAndNamedByExplain) {
+  const Machine machine = *shipped_machine("H200");
+  for (const Exchange exchange : {Exchange::kOneShot, Exchange::kTwoShot}) {
+    Problem problem = all_reduce(8, 4096);
+    problem.named.tiling.exchange = exchange;
+    EXPECT_EQ(choose(problem, machine)->candidate.tiling.exchange, exchange);
+    const auto text = explain(problem, machine);
+    ASSERT_TRUE(text);
+    EXPECT_NE(
+        text->find(exchange == Exchange::kTwoShot ? "two-shot exchange" : "one-shot exchange"),
+        std::string::npos)
+        << *text;
+  }
+  Problem two_nodes = all_reduce(2, 4096);
+  two_nodes.named.tiling.exchange = Exchange::kTwoShot;
+  const auto refused = choose(two_nodes, machine);
+  ASSERT_FALSE(refused);
+  EXPECT_NE(refused.error().message.find("three nodes"), std::string::npos)
+      << refused.error().message;
+}
+
+TEST(ExchangeTest, OfATunedChoiceIsPartOfItsFile) {
+  TunedEntry entry;
+  entry.op = Op::kGemmAr;
+  entry.machine = "H200";
+  entry.nodes = 4;
+  entry.locals = 8;
+  entry.bucket = {16384, 8192, 1024};
+  entry.measured_us = 1;
+  entry.candidate.tiling = {128, 256, 1 << 20, 0};
+  entry.candidate.stream_warpgroups = 12;
+  entry.candidate.receive_warpgroups = 12;
+  entry.candidate.send_warpgroups = 1;
+  for (const Exchange exchange : {Exchange::kAuto, Exchange::kOneShot, Exchange::kTwoShot}) {
+    entry.candidate.tiling.exchange = exchange;
+    Tuned tuned;
+    tuned.put(entry);
+    const auto read = parse_tuned(tuned_text(tuned), "a test");
+    ASSERT_TRUE(read) << read.error().message;
+    EXPECT_TRUE(read->entries[0].candidate == entry.candidate);
+    // An entry from before there were two forms is one-shot.
+    const auto choice = choose(all_reduce(4, 16384), *shipped_machine("H200"), &*read);
+    ASSERT_TRUE(choice && choice->tuned);
+    EXPECT_EQ(choice->candidate.tiling.exchange,
+              exchange == Exchange::kAuto ? Exchange::kOneShot : exchange);
+  }
+  Tuned tuned;
+  tuned.put(entry);
+  std::string text = tuned_text(tuned);
+  text.replace(text.find("two-shot"), 8, "no-shot!");
+  EXPECT_FALSE(parse_tuned(text, "a test"));
+}
+
+// All ranks choose alike on CPUs, whatever their machines are.
+TEST(ExchangeTest, OnCpusFewBytesGoInOneHopAndManyInTwo) {
+  Problem problem = all_reduce(8, 8192);
+  problem.locals = 1;
+  problem.shape.k = 1;
+  EXPECT_EQ(with_exchange(problem, {}).exchange, Exchange::kTwoShot);
+  problem.shape.m = problem.shape.n = 16;
+  EXPECT_EQ(with_exchange(problem, {}).exchange, Exchange::kOneShot);
+  problem.nodes = 2;
+  EXPECT_EQ(with_exchange(problem, {}).exchange, Exchange::kAuto);
 }
 
 }  // namespace

@@ -9,6 +9,8 @@
 ///     class Executor;                    // from (const SimExecutor&, GemmSimRank<Op>&)
 ///     static constexpr const char* kName;
 ///     static constexpr std::uint32_t kRowsMax;       // m in the tests with random shapes
+///     static constexpr std::uint32_t kNodesLeast;    // 1, or what its form needs
+///     static constexpr bool kReuseIsSafe;            // a launch ends after all its bytes are read
 ///     static constexpr std::optional<Role> kThen;    // after kCompute, on its threads
 ///     static ShardRange rows(const Launch&);         // of C, what the rank gets
 ///     static void begin(Launch&);                    // what it chooses; poisons outputs besides C
@@ -287,6 +289,12 @@ class GemmSimulation : private SimOperator {
 
 // --- The tests of every such operator: GemmInterleaving, of its struct ---
 
+/// So many nodes, or those that the form needs.
+template <class Op>
+constexpr std::uint32_t nodes_of(std::uint32_t nodes) {
+  return std::max(nodes, Op::kNodesLeast);
+}
+
 inline GemmSimOptions small_gemm(std::uint32_t nodes, std::uint32_t locals, std::uint64_t seed) {
   GemmSimOptions options;
   options.nodes = nodes;
@@ -306,8 +314,10 @@ TYPED_TEST_P(GemmInterleaving, EveryWorldAndOrderEndsAndIsRight) {
   for (std::uint32_t world = 0; world < 32 * 2; ++world) {
     for (Order order : kOrders) {
       GemmSimOptions options;
-      options.nodes = world / 2 % 4 + 1;
-      options.locals = world / 8 + 1;
+      options.nodes = world / 2 % 4 + TypeParam::kNodesLeast;
+      // Sums are exact so far; and many fibers take long.
+      const std::uint32_t most = TypeParam::kNodesLeast == 1 ? 32 : 16;
+      options.locals = std::min(world / 8 + 1, most / options.nodes);
       options.order = order;
       options.seed = 10 * world + static_cast<std::uint64_t>(order);
       std::mt19937_64 random(options.seed);
@@ -329,8 +339,9 @@ TYPED_TEST_P(GemmInterleaving, EveryWorldAndOrderEndsAndIsRight) {
 
 TYPED_TEST_P(GemmInterleaving, ManySeeds) {
   for (std::uint64_t seed = 1; seed <= 150; ++seed) {
-    GemmSimOptions options = small_gemm(static_cast<std::uint32_t>(2 + seed % 2),
-                                        static_cast<std::uint32_t>(1 + seed % 3), seed);
+    GemmSimOptions options =
+        small_gemm(nodes_of<TypeParam>(2) + static_cast<std::uint32_t>(seed % 2),
+                   static_cast<std::uint32_t>(1 + seed % 3), seed);
     options.tiling.banks = static_cast<std::uint32_t>(1 + seed / 2 % 2);
     options.mixed_modes = seed % 3 == 0;
     options.device_blocks = seed / 4 % 2 != 0;
@@ -342,7 +353,7 @@ TYPED_TEST_P(GemmInterleaving, FusedLaunchesOverlapAndUnfusedOnesDoNot) {
   Overlaps fused;
   Overlaps unfused;
   for (std::uint64_t seed = 1; seed <= 20; ++seed) {
-    GemmSimOptions options = small_gemm(2, 2, seed);
+    GemmSimOptions options = small_gemm(nodes_of<TypeParam>(2), 2, seed);
     options.launches = {
         {6, Mode::kFused}, {6, Mode::kUnfused}, {5, Mode::kUnfused}, {6, Mode::kFused}};
     GemmSimulation<TypeParam> simulation(options);
@@ -352,7 +363,7 @@ TYPED_TEST_P(GemmInterleaving, FusedLaunchesOverlapAndUnfusedOnesDoNot) {
   }
   EXPECT_GT(fused.early, 0);
   EXPECT_EQ(unfused.early, 0);
-  EXPECT_EQ(unfused.all, 20 * 2 * 4);
+  EXPECT_EQ(unfused.all, 20 * 2 * 2 * static_cast<int>(nodes_of<TypeParam>(2)));
 }
 
 /// In how many of 240 runs a wrong element was seen.
@@ -370,6 +381,16 @@ int wrong_of_240(std::uint32_t nodes, std::uint32_t locals, const GemmSimOptions
   });
 }
 
+/// Runs in which a bank is written too early are seen, unless the form's launches end too late.
+template <class Op>
+void expect_reuse_is_seen(int wrong) {
+  if (Op::kReuseIsSafe) {
+    EXPECT_EQ(wrong, 0);
+  } else {
+    EXPECT_GT(wrong, 5);
+  }
+}
+
 // With one bank, the release is all that keeps a sender from overwriting what its peer still reads.
 // A network that shows releases which nobody sent must be noticed; else the tests above would prove
 // nothing about reuse.
@@ -377,13 +398,13 @@ TYPED_TEST_P(GemmInterleaving, AReceiveBankReusedTooEarlyIsSeen) {
   GemmSimOptions faults;
   faults.forge_releases = true;
   faults.network.keep_forged_flags = true;
-  EXPECT_GT(wrong_of_240<TypeParam>(2, 1, faults), 5);
+  expect_reuse_is_seen<TypeParam>(wrong_of_240<TypeParam>(nodes_of<TypeParam>(2), 1, faults));
 }
 
 TYPED_TEST_P(GemmInterleaving, AFlagBeforeItsDataIsSeen) {
   int seen = 0;
   for (std::uint64_t seed = 1; seed <= 60; ++seed) {
-    GemmSimOptions options = small_gemm(2, 1, seed);
+    GemmSimOptions options = small_gemm(nodes_of<TypeParam>(2), 1, seed);
     options.tiling.chunk_bytes = 256;
     options.network.flags_first = true;
     // A wrong element, or another launch's m in a header.
@@ -397,7 +418,7 @@ TYPED_TEST_P(GemmInterleaving, AStagingBankReusedTooEarlyIsSeen) {
   faults.network.complete_early = true;
   for (const bool device : {false, true}) {
     faults.device_blocks = device;
-    EXPECT_GT(wrong_of_240<TypeParam>(3, 1, faults), 5);
+    expect_reuse_is_seen<TypeParam>(wrong_of_240<TypeParam>(3, 1, faults));
   }
 }
 
@@ -417,7 +438,7 @@ TYPED_TEST_P(GemmInterleaving, APartialSummedBeforeItIsHereIsSeen) {
 // not reach must not fall out of the window in which an immediate's ten bits name the epoch.
 TYPED_TEST_P(GemmInterleaving, IdleFlagGranulesStayWithinTheEpochWindow) {
   GemmSimOptions options;
-  options.nodes = 2;
+  options.nodes = nodes_of<TypeParam>(2);
   options.max = {140, 8, 0};
   options.tiling = {1, 8, 1, 2};
   options.network.immediates = true;

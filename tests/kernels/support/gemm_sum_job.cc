@@ -131,6 +131,7 @@ std::string GemmSumJob<Op>::check(const LaunchPlan& launch,
 }
 
 template class GemmSumJob<GemmArOp>;
+template class GemmSumJob<GemmArTwoShotOp>;
 template class GemmSumJob<GemmRsOp>;
 
 }  // namespace mk::kernels::testing

@@ -15,6 +15,7 @@
 #include "kernels/ops/gemm_rs/cpu.h"
 #include "kernels/ops/gemm_rs/schedule.h"
 #include "tests/kernels/support/cluster.h"
+#include "tests/kernels/support/two_shot_plan.h"
 
 namespace mk::kernels::testing {
 
@@ -25,17 +26,23 @@ inline constexpr std::uint16_t kPoison = 0x7fff;
 /// the caller's C it finds them, or null.
 struct GemmArOp {
   using Plan = GemmArPlan;
+  static constexpr std::uint32_t kNodesLeast = 1;
   using Cpu = GemmArCpu;
   static ShardRange rows(const World&, std::uint32_t m) { return {0, m}; }
   static std::uint64_t network_bytes(const Plan& plan, const World& world, std::uint32_t m) {
-    return GemmArSchedule(plan, m).network_bytes(world.local);
+    return GemmArSchedule(plan, m).network_bytes(world.node, world.local);
   }
   static std::uint16_t* output(const Plan& plan, std::byte* workspace) {
     return reinterpret_cast<std::uint16_t*>(workspace + plan.layout.out);
   }
 };
+struct GemmArTwoShotOp : GemmArOp {
+  using Plan = TwoShotPlan;
+  static constexpr std::uint32_t kNodesLeast = TwoShotPlan::kNodesLeast;
+};
 struct GemmRsOp {
   using Plan = GemmRsPlan;
+  static constexpr std::uint32_t kNodesLeast = 1;
   using Cpu = GemmRsCpu;
   static ShardRange rows(const World& world, std::uint32_t m) {
     return shard_of(m, world.size(), world.rank());
@@ -129,6 +136,7 @@ class GemmSumJob {
 };
 
 extern template class GemmSumJob<GemmArOp>;
+extern template class GemmSumJob<GemmArTwoShotOp>;
 extern template class GemmSumJob<GemmRsOp>;
 
 }  // namespace mk::kernels::testing

@@ -39,9 +39,11 @@ inline std::vector<LaunchPlan> random_launches(std::uint32_t count, std::uint32_
   return launches;
 }
 
-inline JobOptions two_by_two() {
+/// Two nodes of two ranks, or the nodes that the form needs.
+template <class Op>
+JobOptions two_by_two() {
   JobOptions options;
-  options.nodes = 2;
+  options.nodes = std::max(2u, Op::kNodesLeast);
   options.locals = 2;
   options.max = {40, 48, 16};
   options.tiling = {8, 16, 600, 0};
@@ -94,7 +96,8 @@ class GemmSum : public ::testing::Test {
 TYPED_TEST_SUITE_P(GemmSum);
 
 TYPED_TEST_P(GemmSum, EveryWorldGetsTheSumForChangingM) {
-  for (std::uint32_t nodes = 1; nodes <= 4; ++nodes) {
+  for (std::uint32_t nodes = TypeParam::kNodesLeast; nodes <= TypeParam::kNodesLeast / 2 + 4;
+       ++nodes) {
     for (std::uint32_t locals : {1u, 2u, 3u, 4u, 8u}) {
       const std::uint64_t seed = nodes * 100 + locals;
       std::mt19937_64 random(seed);
@@ -130,7 +133,8 @@ TYPED_TEST_P(GemmSum, EveryWorldGetsTheSumForChangingM) {
 // kind: one rank, one node, nodes of one rank, nodes of several.
 TYPED_TEST_P(GemmSum, EveryEpilogueIsAppliedOnceToTheWholeSum) {
   std::uint64_t seed = 0;
-  for (const auto& [nodes, locals] : {std::pair{1u, 1u}, {1u, 2u}, {1u, 3u}, {3u, 1u}, {2u, 2u}}) {
+  for (const auto& [least, locals] : {std::pair{1u, 1u}, {1u, 2u}, {1u, 3u}, {3u, 1u}, {2u, 2u}}) {
+    const std::uint32_t nodes = std::max(least, TypeParam::kNodesLeast);
     for (std::uint32_t i = 0; i < 10; ++i) {
       JobOptions options;
       options.nodes = nodes;
@@ -230,7 +234,7 @@ TYPED_TEST_P(GemmSum, AnEpilogueIsPartOfThePlan) {
 }
 
 TYPED_TEST_P(GemmSum, RepeatedRunsGiveTheSameBits) {
-  JobOptions options = two_by_two();
+  JobOptions options = two_by_two<TypeParam>();
   options.max.k = 700;
   options.cpu.blocks.compute = 2;
   GemmSumJob<TypeParam> job(options);
@@ -251,7 +255,7 @@ TYPED_TEST_P(GemmSum, RepeatedRunsGiveTheSameBits) {
 }
 
 TYPED_TEST_P(GemmSum, ManyLaunchesBackToBackReadNoStaleFlag) {
-  JobOptions options = two_by_two();
+  JobOptions options = two_by_two<TypeParam>();
   options.max = {24, 24, 5};
   options.tiling = {4, 8, 64, 0};
   GemmSumJob<TypeParam> job(options);
@@ -260,7 +264,7 @@ TYPED_TEST_P(GemmSum, ManyLaunchesBackToBackReadNoStaleFlag) {
 
 TYPED_TEST_P(GemmSum, ChosenTilesAndALongerK) {
   JobOptions options;
-  options.nodes = 2;
+  options.nodes = std::max(2u, TypeParam::kNodesLeast);
   options.max = {130, 264, 1500};
   options.cpu.wait_timeout = std::chrono::seconds(120);
   for (DType dtype : {DType::kBf16, DType::kF16}) {
@@ -286,7 +290,7 @@ TYPED_TEST_P(GemmSum, OneRankIsAPlainProduct) {
 
 // The estimate chooses, each rank for itself, and the statistics say what ran (see `run`).
 TYPED_TEST_P(GemmSum, AutoRunsTheCheaperForm) {
-  JobOptions options = two_by_two();
+  JobOptions options = two_by_two<TypeParam>();
   for (const auto& [step_ns, cheaper] : {std::pair{1.0, Mode::kFused}, {1e9, Mode::kUnfused}}) {
     options.cpu.rates = {1e9, 1e9, 1e9, 1, step_ns};
     GemmSumJob<TypeParam> job(options);
@@ -305,14 +309,14 @@ inline const auto kWrongElement =
     ::testing::AnyOf(::testing::HasSubstr("element ["), ::testing::HasSubstr("has other bits"));
 
 TYPED_TEST_P(GemmSum, AChunkThatDidNotMoveIsSeen) {
-  GemmSumJob<TypeParam> job(two_by_two());
+  GemmSumJob<TypeParam> job(two_by_two<TypeParam>());
   NetworkOptions faulty;
   faulty.truncate_one_chunk = true;
   EXPECT_THAT(this->run(job, random_launches(2, 40, 9), faulty, {}, 9), kWrongElement);
 }
 
 TYPED_TEST_P(GemmSum, TilesThatChangedPlacesAreSeen) {
-  GemmSumJob<TypeParam> job(two_by_two());
+  GemmSumJob<TypeParam> job(two_by_two<TypeParam>());
   NetworkOptions faulty;
   faulty.swap_in_one_chunk = true;
   EXPECT_THAT(this->run(job, random_launches(2, 40, 9), faulty, {}, 9), kWrongElement);

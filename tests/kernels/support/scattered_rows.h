@@ -16,6 +16,8 @@ struct ScatteredRows {
   using Compute = GemmRsCompute;
   template <class Executor>
   using Block = GemmRsBlock<Executor>;
+  static constexpr std::uint32_t kNodesLeast = 1;
+  static constexpr bool kReuseIsSafe = false;
   static constexpr std::uint32_t kRowsMax = 40;  // shards of 0, 1 and several rows
   static constexpr std::optional<Role> kThen = std::nullopt;
 

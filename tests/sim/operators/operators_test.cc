@@ -40,6 +40,8 @@ plan::Problem drawn(plan::Op op, std::uint32_t nodes, std::uint32_t locals, std:
   const std::uint32_t rows = 64 * pick(1, 8) * problem.ranks();
   problem.shape = {rows, 256 * pick(2, 12), 512 * pick(1, 6)};
   if (op == plan::Op::kRing) problem.shape = {rows, pick(1, 2) * 8, 128};
+  // The other form's pieces differ from node to node; it has tests of its own below.
+  if (plan::has_exchanges(problem)) problem.named.tiling.exchange = kernels::Exchange::kOneShot;
   problem.experts = {problem.ranks() * pick(1, 3), std::min(problem.ranks(), pick(1, 6))};
   return problem;
 }
@@ -122,6 +124,71 @@ TEST_P(EveryOperator, ASlowRailDecides) {
 
 INSTANTIATE_TEST_SUITE_P(Operators, EveryOperator, ::testing::ValuesIn(kOps),
                          [](const auto& one) { return std::string(plan::name_of(one.param)); });
+
+// --- A two-shot exchange ---
+
+plan::Problem two_shot(std::uint32_t nodes, std::uint32_t locals, std::uint32_t rows) {
+  plan::Problem problem;
+  problem.op = plan::Op::kGemmAr;
+  problem.nodes = nodes;
+  problem.locals = locals;
+  problem.named.form = kernels::Mode::kFused;
+  problem.named.tiling = {128, 256, 256 << 10, 0};
+  problem.named.tiling.exchange = kernels::Exchange::kTwoShot;
+  problem.shape = {rows, 2048, 1024};
+  return problem;
+}
+
+// Where each node adds up as many tiles, what happens on one node is what happens on each.
+TEST(TwoShotSimulation, TheMirrorOfOneNodeTakesAsLongAsAllNodes) {
+  for (const std::uint32_t nodes : {3u, 4u, 5u, 8u}) {
+    for (const std::uint32_t locals : {1u, 2u}) {
+      const plan::Problem problem = two_shot(nodes, locals, 128 * nodes * 3);
+      const plan::Machine machine = h200();
+      const plan::Candidate candidate = chosen(problem, machine);
+      const auto all = simulate(problem, machine, candidate, Nodes::kAll);
+      const auto one = simulate(problem, machine, candidate, Nodes::kOne);
+      ASSERT_TRUE(all) << all.error().message;
+      ASSERT_TRUE(one) << one.error().message;
+      EXPECT_NEAR(one->us, all->us, 1e-3 * all->us) << nodes << " x " << locals;
+      EXPECT_EQ(one->network_bytes, all->network_bytes);
+      EXPECT_EQ(one->commands, all->commands);
+    }
+  }
+}
+
+// Any number of rows ends, also with less than a tile for each node, and sends what the account of
+// its first rank says.
+TEST(TwoShotSimulation, UnevenPiecesEndAndSendTheBytesOfTheirAccount) {
+  for (const std::uint32_t rows : {1u, 128u, 1000u, 3333u}) {
+    for (const std::uint32_t nodes : {3u, 6u, 9u}) {
+      const plan::Problem problem = two_shot(nodes, 2, rows);
+      const plan::Machine machine = h200();
+      const plan::Candidate candidate = chosen(problem, machine);
+      const auto all = simulate(problem, machine, candidate, Nodes::kAll);
+      ASSERT_TRUE(all) << all.error().message;
+      const auto work = plan::work_by_plan(problem, machine.kind, candidate);
+      ASSERT_TRUE(work) << work.error().message;
+      EXPECT_EQ(static_cast<double>(all->network_bytes), work->network_bytes);
+      EXPECT_EQ(all->commands, work->commands);
+    }
+  }
+}
+
+// Over a slow rail its bytes decide: 2 (N - 1) / N of a share against N - 1 shares.
+TEST(TwoShotSimulation, TakesItsBytesTimeOverASlowRail) {
+  plan::Machine machine = h200();
+  machine.network_gb_s = 1;
+  plan::Problem problem = two_shot(8, 2, 4096);
+  const auto two = simulate(problem, machine, chosen(problem, machine), Nodes::kAll);
+  problem.named.tiling.exchange = kernels::Exchange::kOneShot;
+  const auto one = simulate(problem, machine, chosen(problem, machine), Nodes::kAll);
+  ASSERT_TRUE(two && one);
+  EXPECT_NEAR(static_cast<double>(one->network_bytes),
+              4.0 * static_cast<double>(two->network_bytes),
+              0.01 * static_cast<double>(one->network_bytes));
+  EXPECT_LT(two->us, 0.35 * one->us);
+}
 
 // The largest world: more nodes than a session can have today.
 TEST(SimulateTest, AThousandNodesOfEight) {

@@ -52,11 +52,13 @@ plan::Problem drawn(plan::Op op, std::uint32_t nodes, std::uint64_t seed) {
 class Prediction : public ::testing::TestWithParam<plan::Op> {
  protected:
   /// The error of each world of `nodes`, as a share of the simulated time.
-  void predict(std::initializer_list<std::uint32_t> nodes, std::uint64_t seeds, double within) {
+  void predict(std::initializer_list<std::uint32_t> nodes, std::uint64_t seeds, double within,
+               kernels::Exchange exchange = kernels::Exchange::kAuto) {
     const plan::Machine machine = sharp_h200();
     for (const std::uint32_t count : nodes) {
       for (std::uint64_t seed = 1; seed <= seeds; ++seed) {
-        const plan::Problem problem = drawn(GetParam(), count, seed);
+        plan::Problem problem = drawn(GetParam(), count, seed);
+        problem.named.tiling.exchange = exchange;
         const auto planned = plan::plan_cluster(problem, machine);
         ASSERT_TRUE(planned) << planned.error().message;
         const auto simulated = simulate(problem, machine, planned->choice.candidate,
@@ -88,6 +90,15 @@ TEST_P(OfProducts, IsCloseToTheSimulationOverAllNodes) {
     predict({2, 4, 8, 16, 32, 64, 128}, 2, kWithin);
   }
 }
+// Both forms of an exchange, of which the planner takes one.
+class OfExchanges : public Prediction {};
+TEST_P(OfExchanges, AreCloseToTheSimulation) {
+  predict({4, 8, 16, 32, 64, 128}, 3, kWithin, kernels::Exchange::kTwoShot);
+  predict({4, 16, 64}, 2, kWithin, kernels::Exchange::kOneShot);
+}
+INSTANTIATE_TEST_SUITE_P(Operators, OfExchanges, ::testing::Values(plan::Op::kGemmAr),
+                         [](const auto& one) { return std::string(plan::name_of(one.param)); });
+
 INSTANTIATE_TEST_SUITE_P(Operators, OfProducts,
                          ::testing::Values(plan::Op::kAgGemm, plan::Op::kGemmRs, plan::Op::kGemmAr),
                          [](const auto& one) { return std::string(plan::name_of(one.param)); });

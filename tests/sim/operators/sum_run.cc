@@ -65,7 +65,9 @@ struct AllReduce {
       return plan_.nodes == 1 ? job.target_count - 1.0 : job.source_count;
     }
     double come(const SumJob& job) const override {
-      return std::max(1.0, job.target_count - 1.0) + (job.source_count - 2.0);
+      // A finished tile that is handed out is read once.
+      const double stored = std::max(1.0, job.target_count - 1.0);
+      return job.source_count == 1 ? stored : stored + (job.source_count - 2.0);
     }
   };
   static void choose(OperatorLaunch& launch, const plan::Candidate& candidate) {
@@ -141,6 +143,11 @@ class SumRun : public OperatorRun {
     numbers.flags = {plan_.flags()};
     numbers.regions = {{plan_.layout.receive, plan_.layout.bank_bytes, plan_.banks,
                         ReceiveRegion::Planes::kPeers}};
+    if constexpr (requires { plan_.two_shot; }) {
+      if (plan_.two_shot)
+        numbers.regions.push_back({plan_.layout.finished, plan_.layout.finished_bytes, plan_.banks,
+                                   ReceiveRegion::Planes::kNodes});
+    }
     return numbers;
   }
   Launch& launch(std::uint32_t rank) override { return launches_[rank]; }
