@@ -79,12 +79,16 @@ class __attribute__((visibility("hidden"))) CollectiveOperator final
                                                           const Tuning& tuning) {
     MK_ASSIGN_OR_RETURN(const bool on_device, wants_device(Kind::kName, tuning.executor));
     const AttachOptions& options = session.options();
-    MK_ASSIGN_OR_RETURN(auto plan, make_plan(options, shape, tuning));
+    MK_ASSIGN_OR_RETURN(const auto plan, make_plan(options, shape, tuning));
+    std::optional<typename Kind::Plan> cpu_plan;  // hears where its data is
+    if (!on_device) cpu_plan = plan;
     MK_ASSIGN_OR_RETURN(const kernels::CpuOptions own, kernel_options(tuning, *session.impl()));
     std::unique_ptr<CollectiveOperator> made(new CollectiveOperator(session.impl(), shape));
     MK_RETURN_IF_ERROR(made->find_or_make_core(
-        on_device ? std::nullopt : std::optional(plan), plan.workspace_bytes,
-        [&](const kernels::RankContext& context) { return Kind::make_cpu(plan, context, own); },
+        cpu_plan, false,
+        [&](const kernels::RankContext& context) {
+          return Kind::make_cpu(*cpu_plan, context, own);
+        },
         [&] {
           return make_device_collective(
               *session.impl(),
@@ -133,7 +137,7 @@ class __attribute__((visibility("hidden"))) CollectiveOperator final
   Status status() const override { return Base::status(); }
   Result<LaunchStats> finish(CudaStream stream) override { return Base::finish(stream); }
   void* input() const override {
-    if (!core().claim()) return nullptr;
+    if (!core().claim_all()) return nullptr;
     return device() != nullptr ? device()->input() : cpu().input();
   }
   void set_trace(bool on) override { Base::set_trace(on); }

@@ -12,24 +12,26 @@
 #include <vector>
 
 #include "client/src/device_operator.h"
-#include "client/src/operator_memory.h"
 #include "client/src/operator_support.h"
 #include "client/src/process_mark.h"
 #include "client/src/shared_core.h"
+#include "client/src/shared_workspace.h"
 
 namespace mk {
 
 /// The core of an operator on one of two executors. `Device`: of device_operator.h.
 template <class Cpu, class Device>
 struct ExecutorCore final : OperatorCore {
-  std::optional<OperatorMemory> memory;  ///< of the CPU executor
-  client::AtHome<Cpu> cpu;               ///< goes first: its blocks use the memory above
-  client::AtHome<Device> device;         ///< one of the two
+  std::optional<OperatorWorkspace> memory;  ///< of the CPU executor
+  client::AtHome<Cpu> cpu;                  ///< goes first: its blocks use the memory above
+  client::AtHome<Device> device;            ///< one of the two
 
   bool usable() const override {
     return device != nullptr ? device->status().has_value()
-                             : !broken_.load(std::memory_order_relaxed);
+                             : !broken_.load(std::memory_order_relaxed) && memory->usable();
   }
+  /// No other operator has it from then on, neither the core nor its part of a workspace.
+  bool claim_all() { return claim() && (!memory || memory->claim()); }
   /// Passes on what a launch on the CPU answered.
   Result<LaunchStats> note(Result<LaunchStats> launched) {
     if (!launched && launched.error().code != ErrorCode::kInvalidArgument)
@@ -66,30 +68,32 @@ class __attribute__((visibility("hidden"))) ExecutorOperator {
       : session_(std::move(session)) {}
 
   /// Collective: the core of an equal operator, or a new one. On the CPU `plan` says what memory it
-  /// takes and `make_cpu(context)` makes it; without a plan `make_device()` does. `parts`: what
-  /// equal operators have in common, besides the tuning.
+  /// takes, and hears where that is; then `make_cpu(context)` makes it. Without a plan
+  /// `make_device()` does. `alone`: equal operators have cores of their own. `parts`: what equal
+  /// operators have in common, besides the tuning.
   template <class Plan, class MakeCpu, class MakeDevice, class Tuning, class... Parts>
-  Status find_or_make_core(const std::optional<Plan>& plan, std::uint64_t workspace_bytes,
-                           MakeCpu&& make_cpu, MakeDevice&& make_device, const Tuning& tuning,
-                           const Parts&... parts) {
+  Status find_or_make_core(std::optional<Plan>& plan, bool alone, MakeCpu&& make_cpu,
+                           MakeDevice&& make_device, const Tuning& tuning, const Parts&... parts) {
     const auto make = [&]() -> Result<std::shared_ptr<Core>> {
       auto core = std::make_shared<Core>();
       if (!plan) {
         MK_ASSIGN_OR_RETURN(core->device, make_device());
         return core;
       }
-      MK_ASSIGN_OR_RETURN(auto memory, OperatorMemory::create(
-                                           *session_, Kind::kName,
-                                           describe_plan(*plan) +
-                                               (tuning.batch_invariant ? " batch_invariant" : ""),
-                                           workspace_bytes, plan->flag_count()));
+      MK_ASSIGN_OR_RETURN(
+          auto memory,
+          OperatorWorkspace::create(
+              *session_, Kind::kName,
+              describe_plan(*plan) + (tuning.batch_invariant ? " batch_invariant" : ""),
+              plan->workspace, plan->flag_count(), tuning.own_workspace));
+      plan->move_data(memory.data_moved());
       core->memory.emplace(std::move(memory));
       MK_ASSIGN_OR_RETURN(core->cpu, make_cpu(core->memory->context()));
       return core;
     };
     MK_ASSIGN_OR_RETURN(
-        core_, SharedCores::find_or_make<Core>(*session_, Kind::kName, tuning.own_workspace, make,
-                                               tuning, parts...));
+        core_, SharedCores::find_or_make<Core>(
+                   *session_, Kind::kName, alone || tuning.own_workspace, make, tuning, parts...));
     return {};
   }
 

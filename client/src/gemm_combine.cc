@@ -82,7 +82,7 @@ class __attribute__((visibility("hidden"))) GemmCombine::Impl
     }
     std::unique_ptr<Impl> made(new Impl(session.impl(), all.shape));
     MK_RETURN_IF_ERROR(made->find_or_make_core(
-        plan, plan ? plan->workspace_bytes() : 0,
+        plan, false,
         [&](const kernels::RankContext& context) {
           kernels::CombineCpuOptions options{own};
           options.b_layout = all.b_layout;

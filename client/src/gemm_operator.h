@@ -65,7 +65,7 @@ class __attribute__((visibility("hidden"))) GemmOperator
     }
     GemmOperator made(session.impl(), checked);
     MK_RETURN_IF_ERROR(made.find_or_make_core(
-        plan, plan ? Kind::workspace_bytes(*plan) : 0,
+        plan, false,
         [&](const kernels::RankContext& context) {
           kernels::GemmCpuOptions options{own};
           options.count_nonfinite = tuning.count_nonfinite;
@@ -111,12 +111,12 @@ class __attribute__((visibility("hidden"))) GemmOperator
   /// Where A may lie that the operator then need not copy, if there is such a place and no other
   /// operator has it, too.
   void* input() const {
-    if (!core().claim()) return nullptr;
+    if (!core().claim_all()) return nullptr;
     return device() != nullptr ? device()->input() : cpu().input();
   }
   /// Where the operator itself keeps C, if it does and no other operator does so there.
   const void* output() const {
-    if (!core().claim()) return nullptr;
+    if (!core().claim_all()) return nullptr;
     return device() != nullptr ? device()->output() : cpu().output();
   }
 
@@ -141,9 +141,9 @@ class __attribute__((visibility("hidden"))) GemmOperator
   Result<DeviceArguments> checked(const DeviceArguments& given, std::uint64_t m) const {
     MK_RETURN_IF_ERROR(Kind::check(given));
     MK_RETURN_IF_ERROR(check_m(m));
-    if (given.c == nullptr && Kind::kKeepsOutput && !core().claim()) {
+    if (given.c == nullptr && Kind::kKeepsOutput && !core().claim_all()) {
       return fail(ErrorCode::kInvalidArgument,
-                  "{} was launched without C, to keep it in its workspace, which equal operators "
+                  "{} was launched without C, to keep it in its workspace, which other operators "
                   "share; bring C, or create the operator with Tuning::own_workspace",
                   Kind::kName);
     }

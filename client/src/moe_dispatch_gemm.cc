@@ -82,17 +82,16 @@ class __attribute__((visibility("hidden"))) MoeDispatchGemm::Impl
       MK_ASSIGN_OR_RETURN(own, kernel_options(tuning, *session.impl()));
     }
     std::unique_ptr<Impl> made(new Impl(session.impl(), all.shape));
-    // Its rows stay in the workspace, where a combine reads them.
-    Tuning alone = tuning;
-    alone.own_workspace = true;
+    // Its rows stay in its words, where a combine reads them.
+    constexpr bool kAlone = true;
     MK_RETURN_IF_ERROR(made->find_or_make_core(
-        plan, plan ? plan->workspace_bytes() : 0,
+        plan, kAlone,
         [&](const kernels::RankContext& context) {
           kernels::MoeDispatchCpuOptions options{own};
           options.b_layout = all.b_layout;
           return kernels::MoeDispatchCpu::create(*plan, context, options);
         },
-        [&] { return make_device_moe(*session.impl(), all, tuning); }, alone, shape));
+        [&] { return make_device_moe(*session.impl(), all, tuning); }, tuning, shape));
     if (plan) made->shape_ = plan->shape;
     return made;
   }

@@ -1,7 +1,9 @@
 #include "client/src/operator_memory.h"
 
+#include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <iterator>
 #include <new>
 #include <span>
 #include <thread>
@@ -74,7 +76,8 @@ const char* name_of_executor(std::uint16_t number) { return number == 0 ? "the C
 Result<OperatorMemory::Announced> OperatorMemory::make_part(std::string_view kind,
                                                             std::uint64_t workspace_bytes,
                                                             std::uint32_t flag_count,
-                                                            Executor executor) {
+                                                            Executor executor,
+                                                            std::uint64_t spare) {
   const bool device = executor == Executor::kCuda;
   if (flag_count > 0) MK_RETURN_IF_ERROR(session_->claim_lanes(executor));
   if (device) {
@@ -84,8 +87,9 @@ Result<OperatorMemory::Announced> OperatorMemory::make_part(std::string_view kin
   const std::string name = fmt::format("{} workspace", kind);
   // A file's pages are there only when they are written: by then it is too late to refuse.
   const std::uint32_t ranks = device ? 1 : session_->options().local_size;
-  MK_RETURN_IF_ERROR(session_->check_room(name, workspace_bytes, ranks, kind_of_memory));
-  MK_ASSIGN_OR_RETURN(workspace_, session_->alloc_buffer(workspace_bytes, name, kind_of_memory));
+  MK_RETURN_IF_ERROR(session_->check_room(name, workspace_bytes - spare, ranks, kind_of_memory));
+  MK_ASSIGN_OR_RETURN(workspace_,
+                      session_->alloc_buffer(workspace_bytes, name, kind_of_memory, spare != 0));
   Announced own;
   own.head.workspace_handle = workspace_.handle;
   own.head.executor = static_cast<std::uint16_t>(executor);
@@ -102,10 +106,11 @@ Result<OperatorMemory::Announced> OperatorMemory::make_part(std::string_view kin
 Result<OperatorMemory> OperatorMemory::create(Session::Impl& session, std::string_view kind,
                                               const std::string& parameters,
                                               std::uint64_t workspace_bytes,
-                                              std::uint32_t flag_count, Executor executor) {
+                                              std::uint32_t flag_count, Executor executor,
+                                              std::uint64_t spare) {
   const AttachOptions& options = session.options();
   OperatorMemory memory(session);
-  const auto own = memory.make_part(kind, workspace_bytes, flag_count, executor);
+  const auto own = memory.make_part(kind, workspace_bytes, flag_count, executor, spare);
   const std::string tag = session.next_operator_tag(kind);
   if (!own) {
     // The others need not wait for their deadline to hear of it.
@@ -202,6 +207,61 @@ Status OperatorMemory::take_parts(std::span<const std::vector<std::byte>> blobs,
       MK_RETURN_IF_ERROR(open_host_peer(local, theirs.head.workspace_handle, workspace_bytes));
     }
   }
+  return {};
+}
+
+Status OperatorMemory::grow(std::string_view tag, std::string_view kind, std::uint64_t bytes) {
+  const AttachOptions& options = session_->options();
+  const std::string name = fmt::format("{} workspace", kind);
+  const auto enlarge = [&]() -> Result<Buffer> {
+    MK_RETURN_IF_ERROR(session_->check_room(name, bytes - workspace_.bytes, options.local_size,
+                                            MemoryKind::kHost));
+    return session_->with_room([&] { return session_->grow_buffer(workspace_, bytes, name); });
+  };
+  const Result<Buffer> grown = enlarge();
+  const auto told = grown ? Announced::pack({0, grown->handle}, nullptr, "")
+                          : Announced::pack({static_cast<std::uint32_t>(grown.error().code)},
+                                            nullptr, grown.error().message);
+  const auto blobs = session_->exchange(tag, told, grown ? options.timeout : kRefusalTimeout);
+  if (!grown) return propagate(grown);
+  std::vector<std::uint16_t> handles(options.world);
+  std::vector<shm::BufferFile> mapped;
+  const auto take = [&]() -> Status {
+    if (!blobs) return propagate(blobs);
+    for (std::uint32_t rank = 0; rank < options.world; ++rank) {
+      std::string text;
+      MK_ASSIGN_OR_RETURN(const auto part, Announced::unpack((*blobs)[rank], rank, kind, text));
+      if (!part.has_part()) {
+        return fail(static_cast<ErrorCode>(part.head.flag_base), "rank {} cannot create {}: {}",
+                    rank, kind, text);
+      }
+      handles[rank] = part.head.workspace_handle;
+      const std::uint32_t local = rank % options.local_size;
+      if (rank / options.local_size != options.node_rank || local == options.local_rank) continue;
+      MK_ASSIGN_OR_RETURN(auto peer, session_->open_peer_buffer(local, handles[rank]));
+      if (peer.bytes() < bytes) {
+        return fail(ErrorCode::kProtocol, "local rank {}'s workspace has {} bytes instead of {}",
+                    local, peer.bytes(), bytes);
+      }
+      mapped.push_back(std::move(peer));
+    }
+    return {};
+  };
+  if (const Status taken = take(); !taken) {
+    (void)session_->free_buffer(*grown);
+    return taken;
+  }
+  std::vector<shm::Retire::PeerBuffer> before = peer_buffers_;
+  for (auto& [rank, handle] : peer_buffers_) handle = handles[rank];
+  auto peer = mapped.begin();
+  for (std::uint32_t local = 0; local < options.local_size; ++local) {
+    context_.workspaces[local] = local == options.local_rank ? grown->data : (peer++)->data();
+  }
+  std::ranges::move(mapped, std::back_inserter(peers_));
+  for (std::uint32_t node = 0; node < options.nodes; ++node)
+    rail_peers_[node].workspace_handle = handles[node * options.local_size + options.local_rank];
+  context_.workspace_handle = grown->handle;
+  session_->retire_ungrown(std::exchange(workspace_, *grown), *grown, std::move(before));
   return {};
 }
 

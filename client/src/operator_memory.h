@@ -22,16 +22,22 @@ namespace mk {
 class OperatorMemory {
  public:
   /// Collective. `kind` names the operator ("gemm-ar"); `parameters` is what must be equal on all
-  /// ranks, spelled for users ("m_max=4096 n=4096 ..."): kShapeMismatch quotes both sides.
+  /// ranks, spelled for users ("m_max=4096 n=4096 ..."): kShapeMismatch quotes both sides. `spare`
+  /// of the bytes are for operators that may come; unless 0, the memory may grow.
   static Result<OperatorMemory> create(Session::Impl& session, std::string_view kind,
                                        const std::string& parameters, std::uint64_t workspace_bytes,
-                                       std::uint32_t flag_count,
-                                       Executor executor = Executor::kCpu);
+                                       std::uint32_t flag_count, Executor executor = Executor::kCpu,
+                                       std::uint64_t spare = 0);
 
   OperatorMemory(OperatorMemory&&) noexcept;
   OperatorMemory& operator=(OperatorMemory&&) = delete;
   /// Gives this rank's part up: it comes back when all ranks have.
   ~OperatorMemory();
+
+  /// Collective, while no rank launches: gives memory that may grow `bytes` in all. Its old
+  /// addresses stay good, and handles change. If a rank has no room, all is as it was.
+  Status grow(std::string_view tag, std::string_view kind, std::uint64_t bytes);
+  std::uint64_t bytes() const { return workspace_.bytes; }
 
   /// kCuda: all addresses are such as kernels on this rank's GPU may use.
   const kernels::RankContext& context() const { return context_; }
@@ -47,7 +53,7 @@ class OperatorMemory {
   explicit OperatorMemory(Session::Impl& session) : session_(&session) {}
   /// Workspace, flags, and what is told of them: this rank's own part.
   Result<Announced> make_part(std::string_view kind, std::uint64_t workspace_bytes,
-                              std::uint32_t flag_count, Executor executor);
+                              std::uint32_t flag_count, Executor executor, std::uint64_t spare);
   /// Takes the others' parts; the first that does not fit is the error.
   Status take_parts(std::span<const std::vector<std::byte>> blobs, std::string_view kind,
                     const Announced& own, const std::string& parameters, Executor executor,

@@ -87,7 +87,7 @@ class __attribute__((visibility("hidden"))) RingAttention::Impl
     }
     std::unique_ptr<Impl> made(new Impl(session.impl()));
     MK_RETURN_IF_ERROR(made->find_or_make_core(
-        plan, plan ? plan->workspace_bytes : 0,
+        plan, false,
         [&](const kernels::RankContext& context) {
           return kernels::RingAttentionCpu::create(*plan, context, own);
         },

@@ -20,15 +20,11 @@ namespace {
 /// How much later than its local peers a rank may hear of a failure.
 constexpr std::chrono::milliseconds kFailureNewsTimeout{500};
 
-/// Since when daemons know of GPU memory.
-constexpr std::uint16_t kDeviceBuffersAbiMinor = 1;
-constexpr std::uint16_t kDmabufsAbiMinor = 2;
-/// Since when they take a client's pidfd.
+/// Since when daemons take a client's pidfd.
 constexpr std::uint16_t kProcessAbiMinor = 3;
 
-/// How long kernels of this node may go on writing to memory of an operator that goes: with a
-/// daemon that knows of no Retire, and when the session goes as well.
-constexpr std::chrono::milliseconds kKernelsTimeout{1'000};
+/// How long kernels of this node may go on writing to memory of an operator that goes, when the
+/// session goes as well.
 constexpr std::chrono::milliseconds kKernelsTimeoutAtDetach{30'000};
 
 constexpr const char* kDefaultSocket = "/run/mkernel/mkerneld.sock";
@@ -146,114 +142,6 @@ Session::Impl::~Impl() {
   if (connection_ != nullptr) connection_->close();  // it calls back into what goes now
 }
 
-Result<Buffer> Session::Impl::alloc_buffer(std::uint64_t bytes, std::string_view name,
-                                           MemoryKind kind) {
-  if (bytes == 0 || bytes > shm::kBufferBytesMax) {
-    return fail(ErrorCode::kInvalidArgument, "a buffer has 1 to {} bytes, not {}",
-                shm::kBufferBytesMax, bytes);
-  }
-  MK_RETURN_IF_ERROR(check_name("a buffer's name", name));
-  MK_RETURN_IF_ERROR(status());
-  MK_RETURN_IF_ERROR(check_room(fmt::format("buffer '{}'", name), bytes, 1, kind));
-  return with_room([&] { return try_buffer(bytes, name, kind); });
-}
-
-Status Session::Impl::check_room(std::string_view what, std::uint64_t bytes, std::uint32_t ranks,
-                                 MemoryKind kind) {
-  MK_RETURN_IF_ERROR(check_room_now(what, bytes, ranks, kind, true));
-  return with_room([&] { return check_room_now(what, bytes, ranks, kind, false); });
-}
-
-Status Session::Impl::check_room_now(std::string_view what, std::uint64_t bytes,
-                                     std::uint32_t ranks, MemoryKind kind, bool ever) {
-  std::uint64_t available = 0;
-  std::uint64_t total = 0;
-  std::string where = "this machine";
-  std::string of_all;
-  if (kind == MemoryKind::kDevice) {
-    MK_ASSIGN_OR_RETURN(GpuSession* const gpu, this->gpu());
-    MK_ASSIGN_OR_RETURN(const gpu::MemoryRoom room, gpu->driver()->room(gpu->device()));
-    available = room.available;
-    total = room.total;
-    where = fmt::format("GPU {}", gpu->device());
-  } else {
-    const auto room = shm::memory_room();
-    if (!room) return {};
-    available = room->available;
-    total = room->total;
-    if (ranks > 1) of_all = fmt::format(", {} for the {} ranks here", bytes * ranks, ranks);
-  }
-  const std::uint64_t most = ever ? total : available;
-  if (bytes <= most / ranks) return {};
-  return fail(ErrorCode::kLimitExceeded,
-              "{} needs {} bytes of memory{}; {} has {} bytes in all, {} of them free", what, bytes,
-              of_all, where, total, available);
-}
-
-Result<Buffer> Session::Impl::try_buffer(std::uint64_t bytes, std::string_view name,
-                                         MemoryKind kind) {
-  OwnBuffer own;
-  if (kind == MemoryKind::kDevice) {
-    if (connection_->abi_minor() < kDeviceBuffersAbiMinor) {
-      return fail(ErrorCode::kUnsupported,
-                  "the daemon speaks ABI {}.{}, which knows nothing of GPU memory; install one of "
-                  "{}.{} or later",
-                  shm::kAbiMajor, connection_->abi_minor(), shm::kAbiMajor, kDeviceBuffersAbiMinor);
-    }
-    MK_ASSIGN_OR_RETURN(GpuSession* const gpu, this->gpu());
-    MK_ASSIGN_OR_RETURN(own.device, gpu::Allocation::create(gpu->driver(), gpu->device(), bytes));
-    shm::RegisterDeviceBuffer request{bytes, std::string(name), {}};
-    request.key.resize(sizeof(gpu::MemoryKey));
-    std::memcpy(request.key.data(), &own.device->key(), sizeof(gpu::MemoryKey));
-    MK_ASSIGN_OR_RETURN(const std::uint16_t handle,
-                        register_device_buffer(std::move(request), *own.device));
-    return keep_buffer(std::move(own), bytes, handle);
-  }
-  MK_ASSIGN_OR_RETURN(own.file, shm::BufferFile::create(name, bytes));
-  const int fd = own.file->fd();
-  MK_ASSIGN_OR_RETURN(const auto reply,
-                      connection_->call<shm::RegisterBufferReply>(
-                          shm::RegisterBuffer{own.file->bytes(), std::string(name)},
-                          kRequestTimeout, std::span(&fd, 1)));
-  return keep_buffer(std::move(own), bytes, reply.handle);
-}
-
-Result<std::uint16_t> Session::Impl::register_device_buffer(shm::RegisterDeviceBuffer request,
-                                                            const gpu::Allocation& memory) {
-  // Only NICs have a use for the file. Where the driver exports none, there are other ways.
-  if (options_.nodes > 1 && connection_->abi_minor() >= kDmabufsAbiMinor) {
-    if (const auto dmabuf = memory.dmabuf()) {
-      const int fd = dmabuf->fd.get();
-      MK_ASSIGN_OR_RETURN(const auto reply,
-                          connection_->call<shm::RegisterBufferReply>(
-                              shm::RegisterDmabuf{std::move(request), dmabuf->offset},
-                              kRequestTimeout, std::span(&fd, 1)));
-      return reply.handle;
-    }
-  }
-  MK_ASSIGN_OR_RETURN(const auto reply,
-                      connection_->call<shm::RegisterBufferReply>(request, kRequestTimeout));
-  return reply.handle;
-}
-
-Buffer Session::Impl::keep_buffer(OwnBuffer own, std::uint64_t bytes, std::uint16_t handle) {
-  const Buffer buffer{own.data(), bytes, handle};
-  std::lock_guard lock(mutex_);
-  buffers_.insert_or_assign(handle, std::move(own));
-  return buffer;
-}
-
-Result<gpu::MemoryKey> Session::Impl::device_key(const Buffer& buffer) const {
-  MK_RETURN_IF_ERROR(home_.check());
-  std::lock_guard lock(mutex_);
-  const auto found = buffers_.find(buffer.handle);
-  if (found == buffers_.end() || !found->second.device) {
-    return fail(ErrorCode::kNotFound, "handle {} is not a GPU buffer of this session",
-                buffer.handle);
-  }
-  return found->second.device->key();
-}
-
 Result<GpuSession*> Session::Impl::gpu() {
   MK_RETURN_IF_ERROR(home_.check());
   std::lock_guard lock(mutex_);
@@ -282,63 +170,6 @@ Status Session::Impl::claim_lanes(Executor executor) {
   return fail(ErrorCode::kUnsupported,
               "the operators of one session run all on the CPU or all on the GPU where they cross "
               "nodes; attach a second session for the others");
-}
-
-Status Session::Impl::free_buffer(const Buffer& buffer) {
-  MK_RETURN_IF_ERROR(home_.check());
-  {
-    std::lock_guard lock(mutex_);
-    const auto found = buffers_.find(buffer.handle);
-    if (found == buffers_.end() || found->second.data() != buffer.data) {
-      return fail(ErrorCode::kNotFound, "handle {} is not a buffer of this session", buffer.handle);
-    }
-  }
-  auto done = connection_->call<shm::Done>(shm::DeregisterBuffer{buffer.handle}, kRequestTimeout);
-  // Whatever the daemon said, it holds its own mapping: ours can go. Freeing GPU memory may wait
-  // for kernels, so not under the lock.
-  OwnBuffer own;
-  {
-    std::lock_guard lock(mutex_);
-    const auto found = buffers_.find(buffer.handle);
-    if (found != buffers_.end()) {
-      own = std::move(found->second);
-      buffers_.erase(found);
-    }
-  }
-  if (!done) return propagate(done);
-  return {};
-}
-
-void Session::Impl::retire(const Buffer& buffer, std::uint32_t flag_base,
-                           std::vector<shm::Retire::PeerBuffer> peers, std::function<bool()> quiet,
-                           std::shared_ptr<void> rest) {
-  const auto well = [this] { return static_cast<bool>(status()); };
-  if (connection_->abi_minor() < shm::kRetireAbiMinor) {
-    // It knows of no agreement: wait a little for the kernels of this node, then take it away.
-    const auto deadline = client::RetiredMemory::Clock::now() + kKernelsTimeout;
-    while (quiet && well() && client::RetiredMemory::Clock::now() < deadline && !quiet())
-      std::this_thread::sleep_for(std::chrono::milliseconds{1});
-    (void)free_buffer(buffer);
-    return;
-  }
-  OwnBuffer own;
-  bool attached = false;
-  {
-    std::lock_guard lock(mutex_);
-    const auto found = buffers_.find(buffer.handle);
-    if (found == buffers_.end()) return;
-    own = std::move(found->second);
-    buffers_.erase(found);
-    attached = attached_;
-  }
-  // A file's memory the daemon and the local ranks have mapped themselves: ours goes with `own`.
-  const std::uint64_t number =
-      retired_.add(std::move(own.device), std::move(quiet), std::move(rest));
-  // Of a session that failed nothing is given back to the daemon, which cleans up by itself.
-  if (!attached) return retired_.answered(number, false);
-  connection_->post(
-      shm::Retire{buffer.handle, flag_base, std::move(peers)}, kRequestTimeout,
-      [this, number](const Status& done) { retired_.answered(number, static_cast<bool>(done)); });
 }
 
 Result<std::vector<std::vector<std::byte>>> Session::Impl::exchange(

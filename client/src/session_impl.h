@@ -41,7 +41,17 @@ class __attribute__((visibility("hidden"))) Session::Impl {
   static Result<std::shared_ptr<Impl>> attach(AttachOptions options);
   ~Impl();
 
-  Result<Buffer> alloc_buffer(std::uint64_t bytes, std::string_view name, MemoryKind kind);
+  /// `may_grow`: of the host's memory.
+  Result<Buffer> alloc_buffer(std::uint64_t bytes, std::string_view name, MemoryKind kind,
+                              bool may_grow = false);
+  /// The memory of a buffer that may grow, with `bytes`, as another buffer: the bytes that there
+  /// were are in both, at other addresses. One of both then goes: `grown` by free_buffer, or
+  /// `buffer` by retire_ungrown.
+  Result<Buffer> grow_buffer(const Buffer& buffer, std::uint64_t bytes, std::string_view name);
+  /// Gives up the handle of the smaller one as `retire` does. Its addresses stay good as long as
+  /// `grown`.
+  void retire_ungrown(const Buffer& buffer, const Buffer& grown,
+                      std::vector<shm::Retire::PeerBuffer> peers);
   Status free_buffer(const Buffer& buffer);
   Result<std::vector<std::vector<std::byte>>> exchange(std::string_view tag,
                                                        std::span<const std::byte> blob,
@@ -150,11 +160,14 @@ class __attribute__((visibility("hidden"))) Session::Impl {
   struct OwnBuffer {
     std::optional<shm::BufferFile> file;
     std::optional<gpu::Allocation> device;
+    std::vector<shm::BufferFile> before;  ///< mappings of the file from before it has grown
     std::byte* data() const { return file ? file->data() : device->data(); }
   };
   Status check_room_now(std::string_view what, std::uint64_t bytes, std::uint32_t ranks,
                         MemoryKind kind, bool ever);
-  Result<Buffer> try_buffer(std::uint64_t bytes, std::string_view name, MemoryKind kind);
+  Result<Buffer> try_buffer(std::uint64_t bytes, std::string_view name, MemoryKind kind,
+                            bool may_grow);
+  Result<Buffer> register_file(shm::BufferFile file, std::string_view name);
   Result<std::uint16_t> register_device_buffer(shm::RegisterDeviceBuffer request,
                                                const gpu::Allocation& memory);
   Buffer keep_buffer(OwnBuffer own, std::uint64_t bytes, std::uint16_t handle);

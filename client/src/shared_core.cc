@@ -28,9 +28,9 @@ std::pair<std::shared_ptr<OperatorCore>, std::string> SharedCores::joined(const 
   std::lock_guard lock(mutex_);
   std::erase_if(entries_, [](const Entry& entry) { return entry.core.expired(); });
   for (auto entry = entries_.rbegin(); entry != entries_.rend(); ++entry) {
-    if (!entry->request->equals(request)) continue;
     std::shared_ptr<OperatorCore> core = entry->core.lock();
-    if (core != nullptr && core->usable() && core->join()) return {std::move(core), entry->tag};
+    if (core == nullptr || !entry->request->equals(request)) continue;
+    if (core->usable() && core->join()) return {std::move(core), entry->tag};
   }
   return {};
 }
@@ -41,6 +41,7 @@ Result<std::shared_ptr<OperatorCore>> SharedCores::agree(Session::Impl& session,
   std::shared_ptr<OperatorCore> core;
   std::string found;  // not a structured binding: clang 14 captures none in a lambda
   if (request != nullptr) std::tie(core, found) = joined(*request);
+  if (core != nullptr) found += request->details(*core);
   if (session.options().world == 1) return core;
   const auto blobs =
       session.exchange(tag, std::as_bytes(std::span(found)), session.options().timeout);

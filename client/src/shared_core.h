@@ -72,6 +72,8 @@ class SharedCores {
   struct Request {
     virtual ~Request() = default;
     virtual bool equals(const Request& other) const = 0;
+    /// In what else ranks must be alike to share it.
+    virtual std::string details(const OperatorCore& /*found*/) const { return {}; }
   };
   template <class... Parts>
   struct RequestOf final : Request {
@@ -89,8 +91,15 @@ class SharedCores {
   template <class Core, class Make, class... Parts>
   static Result<CoreShare<Core>> find_or_make(Session::Impl& session, std::string_view kind,
                                               bool own, Make&& make, const Parts&... parts) {
+    return find_or_make<Core>(session, kind, own, std::forward<Make>(make),
+                              std::unique_ptr<Request>(new RequestOf<Parts...>(parts...)));
+  }
+  /// The same for any request.
+  template <class Core, class Make>
+  static Result<CoreShare<Core>> find_or_make(Session::Impl& session, std::string_view kind,
+                                              bool own, Make&& make,
+                                              std::unique_ptr<Request> request) {
     SharedCores& cores = session.shared_cores();
-    auto request = std::make_unique<RequestOf<Parts...>>(parts...);
     const std::string tag = session.next_operator_tag(kind);
     std::shared_ptr<OperatorCore> found;
     if (cores.is_another(kind)) {

@@ -48,8 +48,8 @@ class ChunkSender {
     command.opcode = shm::Opcode::kWrite;
     command.src_handle = context_.workspace_handle;
     command.dst_handle = context_.rail_peers[node].workspace_handle;
-    command.src_offset = source_offset;
-    command.dst_offset = target_offset;
+    command.src_offset = context_.workspace_at + source_offset;
+    command.dst_offset = context_.workspace_at + target_offset;
     command.bytes = bytes;
     if (!add(command)) return false;
     payload_bytes_ += bytes;

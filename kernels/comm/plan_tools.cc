@@ -150,6 +150,12 @@ std::uint64_t WorkspaceLayout::place(std::uint64_t bytes, std::uint64_t alignmen
   return offset;
 }
 
+void WorkspaceLayout::begin_data() { end_ = words_ = round_up_to(end_, kPage); }
+
+WorkspaceParts WorkspaceLayout::parts() const {
+  return {words_, round_up_to(end_, kPage) - words_, words_};
+}
+
 Status check_workspace(std::string_view op, std::uint64_t bytes) {
   if (bytes < shm::kBufferBytesMax) return {};
   return fail(ErrorCode::kLimitExceeded, "{}: needs a workspace of {} bytes; at most {}", op, bytes,

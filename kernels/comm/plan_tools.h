@@ -91,17 +91,31 @@ constexpr std::uint32_t row_tile_pad(std::uint32_t tile_m) {
   return tile_m / 8 < 8 ? 8 : tile_m / 8;
 }
 
-/// Deals out a workspace from its head on.
+/// The two parts of a workspace, in whole pages.
+struct WorkspaceParts {
+  /// Head, flags, and all that means anything between launches: one operator's, from offset 0 on.
+  std::uint64_t words = 0;
+  /// It means nothing between launches: operators that take turns may have it in common.
+  std::uint64_t data = 0;
+  std::uint64_t data_at = 0;  ///< its offset: behind the words, unless the plan has moved it
+
+  std::uint64_t bytes() const { return words + data; }
+};
+
+/// Deals out a workspace from its head on: first the words, then the data.
 class WorkspaceLayout {
  public:
   explicit WorkspaceLayout(std::uint32_t locals);
   /// The offset of the next `bytes` bytes.
   std::uint64_t place(std::uint64_t bytes, std::uint64_t alignment);
-  /// So far, in whole pages.
-  std::uint64_t bytes() const { return round_up_to(end_, kPage); }
+  /// All that is placed from here on is data. Once.
+  void begin_data();
+  /// So far.
+  WorkspaceParts parts() const;
 
  private:
   std::uint64_t end_;
+  std::uint64_t words_ = 0;
 };
 
 /// kLimitExceeded when the daemon cannot register that much.

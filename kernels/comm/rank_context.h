@@ -13,6 +13,8 @@
 
 namespace mk::kernels {
 
+struct WorkspaceTurn;
+
 /// A rank of the same rail on another node.
 struct RailPeer {
   std::uint16_t rank = 0;
@@ -30,6 +32,14 @@ struct RankContext {
 
   /// This rank's handle of its workspace, known to the daemon as a source.
   std::uint16_t workspace_handle = 0;
+  /// It begins there in the memory of that handle, and of a rail peer's.
+  std::uint64_t workspace_at = 0;
+
+  /// The turns of a workspace that the operator shares with unlike ones, and its number among them.
+  /// Null: it shares with none.
+  WorkspaceTurn* turn = nullptr;
+  std::uint32_t sharer = 0;
+
   /// By node, of several; the entry of this rank's own node is unused. (Not in here: a CUDA block
   /// keeps a copy of all this in its shared memory.)
   const RailPeer* rail_peers = nullptr;

@@ -5,8 +5,10 @@
 
 #include "kernels/comm/operator_block.h"
 #include "kernels/comm/plan_tools.h"
+#include "kernels/comm/turn_text.h"
 #include "kernels/comm/wait_text.h"
 #include "kernels/comm/workspace_head.h"
+#include "kernels/comm/workspace_turn.h"
 #include "kernels/cpu/attention_math.h"
 #include "kernels/cpu/pacer.h"
 #include "kernels/plan/account.h"
@@ -18,6 +20,24 @@ namespace {
 struct WaitingExecutor : CpuPacer {
   void stores_done() {}
   void loads_begin() {}
+};
+
+/// Shows that the launching thread waits.
+class ShownWaits {
+ public:
+  explicit ShownWaits(shm::Progress* progress)
+      : shown_{progress, static_cast<std::uint32_t>(Role::kCollect)} {
+    totals.waits.shown = &shown_;
+    shown_.begin();
+  }
+  ~ShownWaits() { shown_.end(); }
+  ShownWaits(const ShownWaits&) = delete;
+  ShownWaits& operator=(const ShownWaits&) = delete;
+
+  BlockTotals totals;
+
+ private:
+  shm::BlockProgress shown_;
 };
 
 const plan::Machine& machine_of(const CpuOptions& options) {
@@ -112,6 +132,12 @@ Result<LaunchStats> LaunchRunner::run(std::uint32_t m, Mode mode, const Estimate
     }
   }
   if (progress_ != nullptr) show_launch();
+  if (WorkspaceTurn* const turn = launch_.context.turn) {
+    if (const std::uint32_t failed = shm::load_acquire(&turn->failed))
+      return broken_by(describe_shared_failure(*turn, failed - 1, op_));
+    launch_.context.workspace_handle = turn->context.workspace_handle;  // it may have grown
+    if (!await_turn()) return broken_by(describe_turn(*turn, launch_, op_));
+  }
   if (!await_records_free()) return broken_by(cause());
   announce_launch(launch_);
   pool_->run(*this);
@@ -156,28 +182,36 @@ void LaunchRunner::show_launch() {
 
 bool LaunchRunner::await_records_free() {
   WaitingExecutor executor;
-  BlockTotals totals;
-  shm::BlockProgress shown{progress_, static_cast<std::uint32_t>(Role::kCollect)};
-  totals.waits.shown = &shown;
-  shown.begin();
-  OperatorBlock<WaitingExecutor> block(executor, launch_, Role::kCompute, 0, totals);
-  bool free = true;
-  for (std::uint32_t local = 0; free && local < launch_.context.world.locals; ++local)
-    free = block.await_finished(local, launch_.epoch - kLaunchRecordBanks);
-  shown.end();
-  return free;
+  ShownWaits shown(progress_);
+  OperatorBlock<WaitingExecutor> block(executor, launch_, Role::kCompute, 0, shown.totals);
+  for (std::uint32_t local = 0; local < launch_.context.world.locals; ++local) {
+    if (!block.await_finished(local, launch_.epoch - kLaunchRecordBanks)) return false;
+  }
+  return true;
+}
+
+bool LaunchRunner::await_turn() {
+  WaitingExecutor executor;
+  ShownWaits shown(progress_);
+  return take_turn(executor, launch_, *launch_.context.turn, shown.totals.waits);
 }
 
 Error LaunchRunner::cause() const {
   if (local_.failure.claimed == 0) {
     if (Status status = body_.role_error(); !status) return status.error();
   }
-  return describe(local_.failure, op_, launch_.epoch, launch_.context.world,
-                  shm::load_acquire(launch_.control.peer_failed));
+  Error error = describe(local_.failure, op_, launch_.epoch, launch_.context.world,
+                         shm::load_acquire(launch_.control.peer_failed));
+  const WorkspaceTurn* const turn = launch_.context.turn;
+  if (turn != nullptr && local_.failure.end == WaitEnd::kTimeout)
+    error.message += text_of_other_launches(*turn, launch_.context.sharer);
+  return error;
 }
 
 tl::unexpected<Error> LaunchRunner::broken_by(const Error& error) {
   broken_ = error;
+  if (WorkspaceTurn* const turn = launch_.context.turn; turn != nullptr && turn->failed == 0)
+    shm::store_release(&turn->failed, launch_.context.sharer + 1);
   announce_failure(launch_.context);
   return tl::unexpected<Error>(error);
 }

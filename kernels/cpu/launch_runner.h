@@ -158,6 +158,7 @@ class LaunchRunner : private BlockWork {
   bool run_part(Role role, std::uint32_t index, Report& report, int part);
   void show_launch();
   bool await_records_free();
+  bool await_turn();
   Error cause() const;
   LaunchStats make_stats(std::uint64_t start_ns, const Estimate& estimate) const;
 

@@ -94,10 +94,14 @@ void GatherPlan::place(WorkspaceLayout& workspace, std::uint32_t first) {
   first_flag = first;
   const std::uint64_t world = std::uint64_t{nodes} * locals;
   const bool pulled = kind == GatherKind::kPull && nodes > 1;
-  const std::uint64_t slots = world == 1 ? 0 : kind == GatherKind::kBroadcast ? world : nodes;
   layout.ready = workspace.place(world == 1 ? 0 : world * chunks_max * 4, kLine);
   layout.drained = workspace.place(pulled ? locals * kLine : 0, kLine);
   layout.sent = workspace.place(nodes > 1 ? locals * kLine : 0, kLine);
+}
+
+void GatherPlan::place_rows(WorkspaceLayout& workspace) {
+  const std::uint64_t world = std::uint64_t{nodes} * locals;
+  const std::uint64_t slots = world == 1 ? 0 : kind == GatherKind::kBroadcast ? world : nodes;
   constexpr std::uint64_t kBeforeHeader = kRowsAlign - kGatherHeaderBytes;
   const std::uint64_t bytes = slots == 0 ? 0 : kBeforeHeader + banks * slots * layout.slot_bytes;
   layout.slots = workspace.place(bytes, kPage) + kBeforeHeader;

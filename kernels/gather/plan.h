@@ -26,6 +26,8 @@ inline constexpr std::uint32_t kGatherRowsMax = 1u << 30;
 ///                                                       GatherKind::kBroadcast, 0, banks));
 ///     WorkspaceLayout workspace(locals);
 ///     plan.gather.place(workspace, 0);      // a second one: from the first one's flag_count() on
+///     workspace.begin_data();
+///     plan.gather.place_rows(workspace);
 ///
 /// Its flag_count() and its fingerprint() then go into the operator's.
 struct GatherPlan : GatherGeometry {
@@ -39,9 +41,11 @@ struct GatherPlan : GatherGeometry {
                                  std::uint32_t chunk_bytes, std::uint32_t banks,
                                  std::uint32_t local_banks = 0);
 
-  /// Takes its part of the workspace, and the operator's flags from `first_flag` on, a multiple of
+  /// Takes its words of the workspace, and the operator's flags from `first_flag` on, a multiple of
   /// shm::kFlagGranule.
   void place(WorkspaceLayout& workspace, std::uint32_t first_flag);
+  /// Takes its part of the data: where the rows lie.
+  void place_rows(WorkspaceLayout& workspace);
 
   /// In whole granules; 0 with one node.
   std::uint32_t flag_count() const;

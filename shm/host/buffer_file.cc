@@ -3,6 +3,8 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <cerrno>
+
 #include "shm/host/memfd.h"
 #include "shm/layout.h"
 #include "shm/limits.h"
@@ -19,18 +21,32 @@ Status check_bytes(std::uint64_t bytes) {
   return {};
 }
 
+std::uint64_t in_pages(std::uint64_t bytes) {
+  return round_up(bytes, static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE)));
+}
+
 }  // namespace
 
 BufferFile::BufferFile(UniqueFd fd, boost::interprocess::mapped_region region)
     : fd_(std::move(fd)), region_(std::move(region)) {}
 
-Result<BufferFile> BufferFile::create(std::string_view name, std::uint64_t bytes) {
+Result<BufferFile> BufferFile::create(std::string_view name, std::uint64_t bytes, bool may_grow) {
   MK_RETURN_IF_ERROR(check_bytes(bytes));
-  const std::uint64_t whole_pages =
-      round_up(bytes, static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE)));
+  const std::uint64_t whole_pages = in_pages(bytes);
   MK_ASSIGN_OR_RETURN(UniqueFd fd, make_memfd(name, whole_pages));
-  MK_RETURN_IF_ERROR(add_seals(fd.get(), F_SEAL_SHRINK | F_SEAL_GROW));
+  MK_RETURN_IF_ERROR(add_seals(fd.get(), may_grow ? F_SEAL_SHRINK : F_SEAL_SHRINK | F_SEAL_GROW));
   MK_ASSIGN_OR_RETURN(auto region, map_shared(fd.get(), whole_pages, "a new buffer"));
+  return BufferFile(std::move(fd), std::move(region));
+}
+
+Result<BufferFile> BufferFile::grown(std::uint64_t bytes) const {
+  MK_RETURN_IF_ERROR(check_bytes(bytes));
+  const std::uint64_t whole_pages = in_pages(bytes);
+  UniqueFd fd(::fcntl(fd_.get(), F_DUPFD_CLOEXEC, 0));
+  if (!fd.valid()) return fail_errno(errno, "cannot duplicate a buffer's descriptor");
+  if (::ftruncate(fd.get(), static_cast<off_t>(whole_pages)) != 0)
+    return fail_errno(errno, "cannot give a buffer {} bytes", whole_pages);
+  MK_ASSIGN_OR_RETURN(auto region, map_shared(fd.get(), whole_pages, "a grown buffer"));
   return BufferFile(std::move(fd), std::move(region));
 }
 

@@ -16,9 +16,14 @@ namespace mk::shm {
 /// A mapped buffer. Movable; unmaps and closes itself.
 class BufferFile {
  public:
-  /// A new zeroed memfd of `bytes` (rounded up to whole pages), sealed against shrinking and
-  /// growing. `name` shows in /proc/PID/fd.
-  static Result<BufferFile> create(std::string_view name, std::uint64_t bytes);
+  /// A new zeroed memfd of `bytes` (rounded up to whole pages), sealed against shrinking and,
+  /// unless it `may_grow`, growing. `name` shows in /proc/PID/fd.
+  static Result<BufferFile> create(std::string_view name, std::uint64_t bytes,
+                                   bool may_grow = false);
+
+  /// The same file with `bytes`, not fewer than it has, mapped once more: what is mapped already
+  /// stays so, and has its own lifetime. Of a file that may grow.
+  Result<BufferFile> grown(std::uint64_t bytes) const;
 
   /// Maps a received descriptor. Refuses one that could still shrink under us (no F_SEAL_SHRINK),
   /// is smaller than `bytes`, or is made of huge pages (kUnsupported: not accepted yet). Core dumps

@@ -42,7 +42,7 @@ class MK_EXPORT AllGatherGemm {
   static Result<AllGatherGemm> create(Session& session, const Shape& shape);
 
   /// Bytes that `create` takes on this rank: of host memory, or with Executor::kCuda of the calling
-  /// thread's GPU. An operator that shares an equal one's workspace (Tuning::own_workspace) takes
+  /// thread's GPU. An operator that shares a workspace (Tuning::own_workspace) takes less, or
   /// none. Not collective. Before the session's first operator on a GPU that ranks share, it is the
   /// size for a rank that has the GPU to itself.
   static Result<std::uint64_t> workspace_bytes(const Session& session, const Shape& shape,
@@ -66,7 +66,7 @@ class MK_EXPORT AllGatherGemm {
   /// Where `a_shard` may lie so that the network reads it there: over several nodes that spares its
   /// copy, and the first rows leave sooner. Room for rows_of(m_max, ...) rows, dense; the caller's
   /// to write between launches (kCuda: in stream order). A launch with a shard elsewhere may
-  /// overwrite it. Null in a job of one rank, and while an equal operator shares the workspace;
+  /// overwrite it. Null in a job of one rank, and while another operator shares the workspace;
   /// once asked for, it is this operator's alone (Tuning::own_workspace).
   void* input() const;
 

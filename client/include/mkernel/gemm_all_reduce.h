@@ -43,7 +43,7 @@ class MK_EXPORT GemmAllReduce {
   static Result<GemmAllReduce> create(Session& session, const Shape& shape);
 
   /// Bytes that `create` takes on this rank: of host memory, or with Executor::kCuda of the calling
-  /// thread's GPU. An operator that shares an equal one's workspace (Tuning::own_workspace) takes
+  /// thread's GPU. An operator that shares a workspace (Tuning::own_workspace) takes less, or
   /// none. Not collective. Before the session's first operator on a GPU that ranks share, it is the
   /// size for a rank that has the GPU to itself.
   static Result<std::uint64_t> workspace_bytes(const Session& session, const Shape& shape,
@@ -56,14 +56,14 @@ class MK_EXPORT GemmAllReduce {
 
   /// Collective, same `m` on all ranks. A: m x k, row-major. B: by Shape::b_layout. C: m x n,
   /// row-major. All are without gaps. Blocks until C is complete. `c` may be null: then read
-  /// `output()` (kInvalidArgument while an equal operator shares the workspace, see
+  /// `output()` (kInvalidArgument while another operator shares the workspace, see
   /// Tuning::own_workspace). After an error the operator is broken and says so at every call.
   Result<LaunchStats> launch(const void* a, const void* b, void* c, std::uint64_t m,
                              LaunchOptions options = {});
   /// The same with pitches, and with the bias that the shape asks for.
   Result<LaunchStats> launch(const GemmArguments& arguments, LaunchOptions options = {});
   /// The last launch's result, m x n row-major, in memory of the operator; valid until the next
-  /// launch. Peers write here during a launch only. Null while an equal operator shares the
+  /// launch. Peers write here during a launch only. Null while another operator shares the
   /// workspace.
   const void* output() const;
 

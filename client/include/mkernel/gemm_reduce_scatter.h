@@ -49,7 +49,7 @@ class MK_EXPORT GemmReduceScatter {
   static Result<GemmReduceScatter> create(Session& session, const Shape& shape);
 
   /// Bytes that `create` takes on this rank: of host memory, or with Executor::kCuda of the calling
-  /// thread's GPU. An operator that shares an equal one's workspace (Tuning::own_workspace) takes
+  /// thread's GPU. An operator that shares a workspace (Tuning::own_workspace) takes less, or
   /// none. Not collective. Before the session's first operator on a GPU that ranks share, it is the
   /// size for a rank that has the GPU to itself.
   static Result<std::uint64_t> workspace_bytes(const Session& session, const Shape& shape,

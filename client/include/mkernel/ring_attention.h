@@ -83,7 +83,7 @@ class MK_EXPORT RingAttention {
   static Result<RingAttention> create(Session& session, const Shape& shape);
 
   /// Bytes that `create` takes on this rank: of the host, or with Executor::kCuda of the calling
-  /// thread's GPU. An operator that shares an equal one's workspace (Tuning::own_workspace) takes
+  /// thread's GPU. An operator that shares a workspace (Tuning::own_workspace) takes less, or
   /// none. Not collective.
   static Result<std::uint64_t> workspace_bytes(const Session& session, const Shape& shape,
                                                const Tuning& tuning);

@@ -43,10 +43,18 @@ Result<AgGemmPlan> AgGemmPlan::make(std::uint32_t nodes, std::uint32_t locals, S
                                        tiling.chunk_bytes, tiling.banks, tiling.local_banks));
   WorkspaceLayout workspace(locals);
   gather.place(workspace, 0);
+  workspace.begin_data();
+  gather.place_rows(workspace);
   plan.gather = gather;
-  plan.workspace_bytes = workspace.bytes();
+  plan.workspace = workspace.parts();
+  plan.workspace_bytes = plan.workspace.bytes();
   MK_RETURN_IF_ERROR(check_workspace("ag_gemm", plan.workspace_bytes));
   return plan;
+}
+
+void AgGemmPlan::move_data(std::uint64_t by) {
+  workspace.data_at += by;
+  gather.layout.slots += by;
 }
 
 std::uint32_t AgGemmPlan::flag_count() const { return GatherPlan{gather}.flag_count(); }
@@ -61,7 +69,8 @@ Result<bool> AgGemmPlan::in_place(const RankContext& context, const void* shard,
                                   std::uint64_t lda) const {
   const std::byte* const own = context.workspaces[context.world.local];
   const auto* const at = static_cast<const std::byte*>(shard);
-  if (at == nullptr || own == nullptr || at < own || at >= own + workspace_bytes) return false;
+  const std::byte* const data = own + workspace.data_at;
+  if (at == nullptr || own == nullptr || at < data || at >= data + workspace.data) return false;
   if (at != input(context) || lda != max.k) {
     return fail(ErrorCode::kInvalidArgument,
                 "ag_gemm: a lies in the operator's own memory; there it may only begin at input(), "

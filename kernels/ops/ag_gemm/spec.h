@@ -25,6 +25,9 @@ struct AgGemmPlan : AgGemmGeometry {
   static Result<AgGemmPlan> make(std::uint32_t nodes, std::uint32_t locals, Shape max, DType dtype,
                                  const Tiling& tiling, const Epilogue& epilogue = {});
 
+  /// The workspace's data lies `by` bytes further on, not right behind its words. Before the
+  /// operator is made, and equally on all ranks.
+  void move_data(std::uint64_t by);
   /// Arrival flags this operator needs in its session, which start out zero and at a multiple of
   /// shm::kFlagGranule; 0 with one node.
   std::uint32_t flag_count() const;
@@ -38,6 +41,8 @@ struct AgGemmPlan : AgGemmGeometry {
   LaunchWork work(const World& world, std::uint32_t m) const;
   /// Equal on two ranks when what they must agree on is: compare before the first launch.
   std::uint64_t fingerprint() const;
+
+  WorkspaceParts workspace;
 };
 
 }  // namespace mk::kernels

@@ -30,10 +30,18 @@ Result<AllGatherPlan> AllGatherPlan::make(std::uint32_t nodes, std::uint32_t loc
                                        tiling.chunk_bytes, tiling.banks, tiling.local_banks));
   WorkspaceLayout workspace(locals);
   gather.place(workspace, 0);
+  workspace.begin_data();
+  gather.place_rows(workspace);
   plan.gather = gather;
-  plan.workspace_bytes = workspace.bytes();
+  plan.workspace = workspace.parts();
+  plan.workspace_bytes = plan.workspace.bytes();
   MK_RETURN_IF_ERROR(check_workspace(kOp, plan.workspace_bytes));
   return plan;
+}
+
+void AllGatherPlan::move_data(std::uint64_t by) {
+  workspace.data_at += by;
+  gather.layout.slots += by;
 }
 
 std::uint32_t AllGatherPlan::flag_count() const { return GatherPlan{gather}.flag_count(); }
@@ -47,7 +55,8 @@ void* AllGatherPlan::input(const RankContext& context) const {
 Result<bool> AllGatherPlan::in_place(const RankContext& context, const void* rows) const {
   const std::byte* const own = context.workspaces[context.world.local];
   const auto* const at = static_cast<const std::byte*>(rows);
-  if (at == nullptr || own == nullptr || at < own || at >= own + workspace_bytes) return false;
+  const std::byte* const data = own + workspace.data_at;
+  if (at == nullptr || own == nullptr || at < data || at >= data + workspace.data) return false;
   if (at != input(context)) {
     return fail(ErrorCode::kInvalidArgument,
                 "all_gather: the input lies in the operator's own memory; there it may only begin "

@@ -9,6 +9,7 @@
 #include <string>
 
 #include "kernels/comm/launch_work.h"
+#include "kernels/comm/plan_tools.h"
 #include "kernels/comm/rank_context.h"
 #include "kernels/comm/types.h"
 #include "kernels/comm/world.h"
@@ -28,6 +29,9 @@ struct AllGatherPlan : AllGatherGeometry {
                                     std::uint32_t n, DType dtype, const Tiling& tiling);
 
   std::uint32_t banks() const { return gather.banks; }
+  /// The workspace's data lies `by` bytes further on, not right behind its words. Before the
+  /// operator is made, and equally on all ranks.
+  void move_data(std::uint64_t by);
   /// Arrival flags this operator needs in its session, which start out zero and at a multiple of
   /// shm::kFlagGranule; 0 with one node.
   std::uint32_t flag_count() const;
@@ -50,6 +54,8 @@ struct AllGatherPlan : AllGatherGeometry {
   std::uint64_t fingerprint() const;
   /// Lists the same numbers for a reader.
   std::string describe() const;
+
+  WorkspaceParts workspace;
 };
 
 /// Launches with what AllGatherPlan::bind says. Everything `context` points to outlives the

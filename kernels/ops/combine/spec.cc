@@ -118,11 +118,13 @@ void lay_out(CombinePlan& plan) {
   layout.notes = workspace.place(locals * nodes * sizeof(CombineNote), kLine);
   layout.tile_ready = workspace.place(locals * plan.tiles_max * 4, kLine);
   layout.entries = workspace.place(slots * sizeof(CombineEntry), kLine);
+  workspace.begin_data();
   layout.slots = workspace.place(slots * row_bytes, kPage);
   layout.bank_bytes = round_up_to(combine_header_bytes(plan.locals) + tokens * row_bytes, kPage);
   layout.staging = workspace.place(plan.banks * (nodes - 1) * layout.bank_bytes, kPage);
   layout.receive = workspace.place(plan.banks * (nodes - 1) * layout.bank_bytes, kPage);
-  layout.bytes = workspace.bytes();
+  plan.workspace = workspace.parts();
+  layout.bytes = plan.workspace.bytes();
 }
 
 }  // namespace
@@ -152,6 +154,13 @@ Result<CombinePlan> CombinePlan::make(std::uint32_t nodes, std::uint32_t locals,
   lay_out(plan);
   MK_RETURN_IF_ERROR(check_workspace(kOp, plan.layout.bytes));
   return plan;
+}
+
+void CombinePlan::move_data(std::uint64_t by) {
+  workspace.data_at += by;
+  layout.slots += by;
+  layout.staging += by;
+  layout.receive += by;
 }
 
 std::uint32_t CombinePlan::flag_count() const { return flags().count(); }

@@ -19,6 +19,9 @@ void lay_out(GemmArPlan& plan) {
   layout.chunk_reduced = workspace.place(std::uint64_t{plan.chunks_max} * 4, 64);
   layout.out_ready = workspace.place(locals * plan.chunks_max * 4, 64);
   layout.slot_region_bytes = round_up_to(tiles_bytes, 64);
+  if (plan.two_shot)
+    layout.chunk_finished = workspace.place(std::uint64_t{plan.rounds_max()} * 4, 64);
+  workspace.begin_data();
   layout.slots = workspace.place(locals > 1 ? locals * layout.slot_region_bytes : 0, kPage);
   // A node's piece has at most its share of the tiles, rounded up, whatever the rounds are.
   const std::uint64_t tile_bytes = tiles_bytes / std::max(1u, plan.tiles_max);
@@ -30,14 +33,14 @@ void lay_out(GemmArPlan& plan) {
       workspace.place(plan.nodes > 1 ? banks * plan.planes() * layout.bank_bytes : 0, kPage);
   layout.receive = workspace.place(banks * (plan.nodes - 1) * layout.bank_bytes, kPage);
   if (plan.two_shot) {
-    layout.chunk_finished = workspace.place(std::uint64_t{plan.rounds_max()} * 4, 64);
     const std::uint64_t finished_tile = tile_bytes / bytes_of(plan.partials) * kElementBytes;
     layout.finished_bytes = round_up_to(piece_tiles * finished_tile, 64);
     layout.finished = workspace.place(banks * plan.nodes * layout.finished_bytes, kPage);
   }
   layout.out =
       workspace.place(std::uint64_t{plan.max.m} * plan.result_columns() * kElementBytes, kPage);
-  layout.bytes = workspace.bytes();
+  plan.workspace = workspace.parts();
+  layout.bytes = plan.workspace.bytes();
 }
 
 }  // namespace
@@ -65,6 +68,15 @@ Result<GemmArPlan> GemmArPlan::make(std::uint32_t nodes, std::uint32_t locals, S
   lay_out(plan);
   MK_RETURN_IF_ERROR(check_workspace("gemm_ar", plan.layout.bytes));
   return plan;
+}
+
+void GemmArPlan::move_data(std::uint64_t by) {
+  workspace.data_at += by;
+  layout.slots += by;
+  layout.staging += by;
+  layout.receive += by;
+  layout.finished += by;
+  layout.out += by;
 }
 
 std::uint32_t GemmArPlan::flag_count() const { return flags().count(); }

@@ -22,6 +22,9 @@ struct GemmArPlan : GemmArGeometry {
 
   /// Bytes of the workspace, which starts out zeroed.
   std::uint64_t workspace_bytes() const { return layout.bytes; }
+  /// The workspace's data lies `by` bytes further on, not right behind its words. Before the
+  /// operator is made, and equally on all ranks.
+  void move_data(std::uint64_t by);
   /// Arrival flags this operator needs in its session, which start out zero and at a multiple of
   /// shm::kFlagGranule; 0 with one node.
   std::uint32_t flag_count() const;
@@ -29,6 +32,8 @@ struct GemmArPlan : GemmArGeometry {
   LaunchWork work(const World& world, std::uint32_t m, std::uint32_t k) const;
   /// Equal on two ranks when their plans are: compare before the first launch.
   std::uint64_t fingerprint() const;
+
+  WorkspaceParts workspace;
 };
 
 }  // namespace mk::kernels

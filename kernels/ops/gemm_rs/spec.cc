@@ -22,11 +22,13 @@ void lay_out(GemmRsPlan& plan) {
   layout.chunk_reduced = workspace.place(nodes > 1 ? nodes * plan.chunks_max * 4 : 0, 64);
   layout.region_bytes = round_up_to(tiles_bytes, 64);
   layout.bank_bytes = round_up_to(kBankHeaderBytes + tiles_bytes, kPage);
+  workspace.begin_data();
   layout.slots = workspace.place(locals > 1 ? locals * nodes * layout.region_bytes : 0, kPage);
   layout.kept = workspace.place(nodes > 1 ? layout.region_bytes : 0, kPage);
   layout.staging = workspace.place(plan.banks * (nodes - 1) * layout.bank_bytes, kPage);
   layout.receive = workspace.place(plan.banks * (nodes - 1) * layout.bank_bytes, kPage);
-  layout.bytes = workspace.bytes();
+  plan.workspace = workspace.parts();
+  layout.bytes = plan.workspace.bytes();
 }
 
 }  // namespace
@@ -45,6 +47,14 @@ Result<GemmRsPlan> GemmRsPlan::make(std::uint32_t nodes, std::uint32_t locals, S
   lay_out(plan);
   MK_RETURN_IF_ERROR(check_workspace(op, plan.layout.bytes));
   return plan;
+}
+
+void GemmRsPlan::move_data(std::uint64_t by) {
+  workspace.data_at += by;
+  layout.slots += by;
+  layout.kept += by;
+  layout.staging += by;
+  layout.receive += by;
 }
 
 std::uint32_t GemmRsPlan::flag_count() const { return flags().count(); }

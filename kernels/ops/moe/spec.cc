@@ -76,12 +76,19 @@ void lay_out(MoeDispatchPlan& plan, WorkspaceLayout& workspace) {
   layout.tiles = workspace.place(shape.tiles_max() * sizeof(RowTile), kLine);
   layout.rows = workspace.place(std::uint64_t{shape.rows_max} * sizeof(MoeRow), kLine);
   layout.rows_packed = workspace.place(shape.tiles_max() * 4, kLine);
+  workspace.begin_data();
   layout.packed =
       workspace.place(shape.packed_rows_max() * plan.shape.hidden * kElementBytes, kPage);
-  layout.bytes = workspace.bytes();
 }
 
 }  // namespace
+
+void MoeDispatchPlan::move_data(std::uint64_t by) {
+  workspace.data_at += by;
+  layout.packed += by;
+  routing.layout.slots += by;
+  tokens.layout.slots += by;
+}
 
 Error MoeDispatchPlan::refusal(const World& world, std::uint32_t epoch, std::uint32_t capacity,
                                const PlanSummary& summary) const {
@@ -181,9 +188,13 @@ Result<MoeDispatchPlan> MoeDispatchPlan::make(std::uint32_t nodes, std::uint32_t
   WorkspaceLayout workspace(locals);
   routing.place(workspace, 0);
   tokens.place(workspace, routing.flag_count());
+  lay_out(plan, workspace);
+  routing.place_rows(workspace);
+  tokens.place_rows(workspace);
   plan.routing = routing;
   plan.tokens = tokens;
-  lay_out(plan, workspace);
+  plan.workspace = workspace.parts();
+  plan.layout.bytes = plan.workspace.bytes();
   MK_RETURN_IF_ERROR(check_workspace(kOp, plan.layout.bytes));
 
   constexpr std::uint64_t kRules = 3;

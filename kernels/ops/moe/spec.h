@@ -44,6 +44,9 @@ struct MoeDispatchPlan : MoeDispatchGeometry {
 
   /// Bytes of the workspace, which starts out zeroed.
   std::uint64_t workspace_bytes() const { return layout.bytes; }
+  /// The workspace's data lies `by` bytes further on, not right behind its words. Before the
+  /// operator is made, and equally on all ranks.
+  void move_data(std::uint64_t by);
   /// Arrival flags this operator needs in its session, which start out zero and at a multiple of
   /// shm::kFlagGranule; 0 with one node.
   std::uint32_t flag_count() const { return flags; }
@@ -62,6 +65,7 @@ struct MoeDispatchPlan : MoeDispatchGeometry {
 
   std::uint32_t flags = 0;
   std::uint64_t print = 0;
+  WorkspaceParts workspace;
 };
 
 }  // namespace mk::kernels

@@ -25,7 +25,8 @@ Result<ReduceScatterPlan> ReduceScatterPlan::make(std::uint32_t nodes, std::uint
   const GemmResult result{{}, f32 ? Partials::kF32 : partials};
   MK_ASSIGN_OR_RETURN(plan.sums, GemmRsPlan::make(nodes, locals, {m_max, n, 0},
                                                   f32 ? DType::kBf16 : dtype, tiling, result, kOp));
-  plan.workspace_bytes = plan.sums.workspace_bytes();
+  plan.workspace = plan.sums.workspace;
+  plan.workspace_bytes = plan.workspace.bytes();
   return plan;
 }
 

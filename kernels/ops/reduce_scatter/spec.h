@@ -30,6 +30,7 @@ struct ReduceScatterPlan {
   DType dtype = DType::kBf16;
   GemmRsPlan sums;  ///< of fp32, its partials are fp32 and its element type says nothing
   std::uint64_t workspace_bytes = 0;
+  WorkspaceParts workspace;  ///< of the sums
 
   /// Each rank brings up to m_max rows of `n` elements, and rank r gets the sums of rows
   /// shard_of(m, W, r) (comm/shard.h). `partials`: in what the rows lie at their owner, and a
@@ -41,6 +42,9 @@ struct ReduceScatterPlan {
                                         Partials partials = Partials::kElement);
 
   std::uint32_t banks() const { return sums.banks; }
+  /// The workspace's data lies `by` bytes further on, not right behind its words. Before the
+  /// operator is made, and equally on all ranks.
+  void move_data(std::uint64_t by) { sums.move_data(by); }
   /// Arrival flags this operator needs in its session, which start out zero and at a multiple of
   /// shm::kFlagGranule; 0 with one node.
   std::uint32_t flag_count() const { return sums.flag_count(); }

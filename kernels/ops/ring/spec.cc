@@ -160,9 +160,12 @@ Result<RingAttentionPlan> RingAttentionPlan::make(std::uint32_t nodes, std::uint
                                        chunk_bytes, tiling.banks));
   WorkspaceLayout workspace(locals);
   gather.place(workspace, 0);
+  workspace.begin_data();
+  gather.place_rows(workspace);
   plan.gather = gather;
   plan.banks = gather.banks;
-  plan.workspace_bytes = workspace.bytes();
+  plan.workspace = workspace.parts();
+  plan.workspace_bytes = plan.workspace.bytes();
   MK_RETURN_IF_ERROR(check_workspace(kOp, plan.workspace_bytes));
   return plan;
 }
@@ -182,6 +185,11 @@ Status RingAttentionPlan::check_seq(std::uint64_t seq) const {
               "{}: a sequence of {} rows is not possible; {} (one for each of the ranks' parts) to "
               "{}, which the operator was made for, are; with sequences_max = 1 it may be shorter",
               kOp, seq, parts(), seq_max);
+}
+
+void RingAttentionPlan::move_data(std::uint64_t by) {
+  workspace.data_at += by;
+  gather.layout.slots += by;
 }
 
 std::uint32_t RingAttentionPlan::flag_count() const { return GatherPlan{gather}.flag_count(); }

@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "kernels/comm/launch_work.h"
+#include "kernels/comm/plan_tools.h"
 #include "kernels/comm/types.h"
 #include "kernels/comm/world.h"
 #include "kernels/ops/ring/geometry.h"
@@ -66,12 +67,17 @@ struct RingAttentionPlan : RingAttentionGeometry {
 
   /// kInvalidArgument, in words, unless a launch may have this many rows.
   Status check_seq(std::uint64_t seq) const;
+  /// The workspace's data lies `by` bytes further on, not right behind its words. Before the
+  /// operator is made, and equally on all ranks.
+  void move_data(std::uint64_t by);
   /// Arrival flags this operator needs in its session; 0 with one node.
   std::uint32_t flag_count() const;
   /// Of the rank in a launch with `seq` rows in all.
   LaunchWork work(const World& world, std::uint32_t seq) const;
   /// Equal on two ranks when their plans are: compare before the first launch.
   std::uint64_t fingerprint() const;
+
+  WorkspaceParts workspace;
 };
 
 }  // namespace mk::kernels

@@ -103,7 +103,9 @@ class GatherSimulation : private SimOperator {
   std::vector<GatherRank> make_ranks() {
     WorkspaceLayout workspace(options_.locals);
     plan_.place(workspace, shm::kFlagGranule);  // as a second gather of its operator
-    workspace_bytes_ = workspace.bytes();
+    workspace.begin_data();
+    plan_.place_rows(workspace);
+    workspace_bytes_ = workspace.parts().bytes();
     std::vector<GatherRank> ranks(options_.nodes * options_.locals);
     network_bytes_.resize(ranks.size());
     local_bytes_.resize(ranks.size());

@@ -56,10 +56,12 @@ void for_every_plan(Check&& check) {
           ASSERT_TRUE(plan) << plan.error().message;
           WorkspaceLayout workspace(locals);
           plan->place(workspace, 128);
+          workspace.begin_data();
+          plan->place_rows(workspace);
           SCOPED_TRACE(fmt::format("{} x {} ranks, kind {}, {} rows of {} bytes, chunks of {}",
                                    nodes, locals, static_cast<int>(kind), one.shape.rows_max,
                                    one.shape.row_bytes, plan->chunk_bytes));
-          check(*plan, workspace.bytes());
+          check(*plan, workspace.parts().bytes());
           if (::testing::Test::HasFailure()) return;
           ++checked;
         }
@@ -247,6 +249,8 @@ TEST(GatherSchedule, RowsOfTheOwnNodeMayHaveOneBankAndThoseOfOthersTwo) {
       EXPECT_EQ(plan->banks, nodes == 1 ? 1u : 2u) << "one node has only such rows";
       WorkspaceLayout workspace(locals);
       plan->place(workspace, 0);
+      workspace.begin_data();
+      plan->place_rows(workspace);
       for_every_rank(*plan, [&](const GatherSchedule& schedule) {
         testing::Claims claims;
         for (std::uint32_t origin = 0; origin < nodes * locals; ++origin) {
@@ -263,7 +267,7 @@ TEST(GatherSchedule, RowsOfTheOwnNodeMayHaveOneBankAndThoseOfOthersTwo) {
           }
         }
         if (nodes * locals > 1) {
-          ASSERT_LE(claims.end(), workspace.bytes());
+          ASSERT_LE(claims.end(), workspace.parts().bytes());
         }
       });
     }
@@ -376,6 +380,8 @@ TEST(GatherPlan, TheFingerprintTellsPlansApart) {
       ASSERT_TRUE(plan);
       WorkspaceLayout workspace(4);
       plan->place(workspace, 0);
+      workspace.begin_data();
+      plan->place_rows(workspace);
       EXPECT_TRUE(seen.insert(plan->fingerprint()).second);
     }
   }

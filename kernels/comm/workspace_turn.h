@@ -1,0 +1,136 @@
+/// \file
+/// Operators of one session that share a workspace: each has words of its own there, and all have
+/// the data. A launch by another operator than the last one's is a turn. It begins when nobody in
+/// the node reads or writes what the last one had there, and no rail peer's node does either.
+///
+/// All ranks launch in one order, so they count turns alike. Launches of one operator in a row
+/// take no turn, and wait for nothing that they would not wait for alone.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/comm/chunk_sender.h"
+#include "kernels/comm/launch.h"
+#include "kernels/comm/rank_context.h"
+#include "kernels/comm/wait.h"
+#include "kernels/comm/workspace_head.h"
+
+namespace mk::kernels {
+
+/// Operators that one shared workspace takes in its life, those that are gone included.
+inline constexpr std::uint32_t kSharersMax = 256;
+/// Flags by which a node says that a turn may begin: an operator's is that of its number, so that a
+/// rank in another operator's turn is seen to be.
+inline constexpr std::uint32_t kTurnFlags = 16;
+
+/// One rank's view of a workspace that operators share. The same on all ranks, but for addresses.
+struct WorkspaceTurn {
+  /// The whole memory: where it begins on every local rank, its handles, and the arrival flags of
+  /// turns, kTurnFlags for each node.
+  RankContext context;
+  std::uint64_t words_at[kSharersMax] = {};  ///< where an operator's words begin
+  const char* names[kSharersMax] = {};       ///< for people
+  std::uint32_t number = 0;                  ///< of turns so far
+  std::uint32_t last = 0;                    ///< 1 + the operator that launched last; 0: none has
+  std::uint32_t before = 0;                  ///< likewise, the one before the turn
+  std::uint32_t failed = 0;                  ///< 1 + the operator whose launch failed; 0: none
+
+  MK_HOST_DEVICE static constexpr std::uint32_t flags(std::uint32_t nodes) {
+    return nodes > 1 ? nodes * kTurnFlags : 0;
+  }
+  /// The flag, at every node, by which node `from` says that the operator's turn may begin.
+  MK_HOST_DEVICE static constexpr std::uint32_t flag(std::uint32_t from, std::uint32_t sharer) {
+    return from * kTurnFlags + sharer % kTurnFlags;
+  }
+  /// The memory begins with words, of a line each: up to which turn a local rank has done with all
+  /// before it, and the daemon with what it has sent, on several nodes. The word at one local rank
+  /// by another.
+  static constexpr std::uint64_t kHeadBytes = shm::kLocalRanksMax * WorkspaceHead::kLine;
+  MK_HOST_DEVICE std::uint32_t* left(std::uint32_t at, std::uint32_t by) const {
+    return reinterpret_cast<std::uint32_t*>(context.workspaces[at] + WorkspaceHead::kLine * by);
+  }
+  /// The word in this rank's workspace where a local rank says what it has ended last.
+  MK_HOST_DEVICE const std::uint32_t* finished(std::uint32_t sharer, std::uint32_t local) const {
+    const World& world = context.world;
+    return reinterpret_cast<const std::uint32_t*>(context.workspaces[world.local] +
+                                                  words_at[sharer] +
+                                                  WorkspaceHead{world.locals}.finished(local));
+  }
+};
+
+/// Before a launch's blocks, by one thread of an executor (comm/wait.h): takes the operator's turn,
+/// if the last launch was another's. False: the launch has failed.
+template <class Executor>
+MK_HOST_DEVICE bool take_turn(Executor& executor, const Launch& launch, WorkspaceTurn& turn,
+                              WaitTotals& totals) {
+  const World& world = launch.context.world;
+  const std::uint32_t sharer = launch.context.sharer;
+  const std::uint32_t before = turn.last;
+  if (before == sharer + 1) return true;
+  turn.before = before;
+  turn.last = sharer + 1;
+  if (before == 0) return true;  // nobody has ever been here
+  ++turn.number;
+  const std::uint32_t other = before - 1;
+  WaitControl control = launch.control;
+  // A rank that failed in the last one's launch does not end it.
+  control.peer_failed = reinterpret_cast<const std::uint32_t*>(
+      turn.context.workspaces[world.local] + turn.words_at[other] + WorkspaceHead::failed());
+  const auto site = [&](FlagKind kind, std::uint32_t rank, std::uint32_t index,
+                        std::uint32_t hops) {
+    WaitSite made;
+    made.role = Role::kCollect;
+    made.kind = kind;
+    made.rank = rank;
+    made.index[0] = index;
+    made.index[1] = sharer;
+    made.hops = hops;
+    return made;
+  };
+  const auto await_local = [&](std::uint32_t local, const std::uint32_t* word,
+                               std::uint32_t wanted) {
+    const std::uint32_t rank = world.node * world.locals + local;
+    return wait_flag(executor, control, site(FlagKind::kFinished, rank, local, 1), totals, word,
+                     wanted);
+  };
+  if (world.nodes == 1) {
+    // This rank's launches follow each other: what it has ended last of the other is the last one.
+    const std::uint32_t ended = shm::load_acquire(turn.finished(other, world.local));
+    for (std::uint32_t local = 0; local < world.locals; ++local) {
+      if (!await_local(local, turn.finished(other, local), ended)) return false;
+    }
+    return true;
+  }
+  // The daemon has read all that this rank has sent from there: a local rank will write over it.
+  for (std::uint32_t lane = 0; lane < turn.context.lane_count; ++lane) {
+    if (!wait_completed(executor, control, turn.context, Role::kCollect, 0, lane,
+                        turn.context.lanes[lane].produced, totals))
+      return false;
+  }
+  shm::store_release_all(
+      world.locals, [&](std::uint32_t local) { return turn.left(local, world.local); },
+      turn.number);
+  for (std::uint32_t local = 0; local < world.locals; ++local) {
+    if (!await_local(local, turn.left(world.local, local), turn.number)) return false;
+  }
+  {
+    ChunkSender<Executor> sender(executor, control, turn.context, 0, totals);
+    for (std::uint32_t node = 0; node < world.nodes; ++node) {
+      if (node == world.node) continue;
+      if (!sender.add_flag(node, WorkspaceTurn::flag(world.node, sharer), turn.number))
+        return false;
+    }
+    sender.commit();
+  }
+  for (std::uint32_t node = 0; node < world.nodes; ++node) {
+    if (node == world.node) continue;
+    if (!wait_flag(executor, control, site(FlagKind::kRelease, world.rail_peer(node), node, 1),
+                   totals, turn.context.arrival_flags + WorkspaceTurn::flag(node, sharer),
+                   turn.number))
+      return false;
+  }
+  return true;
+}
+
+}  // namespace mk::kernels

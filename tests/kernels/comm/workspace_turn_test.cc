@@ -1,0 +1,272 @@
+// Operators that share a workspace, in adversarial orders: the real turns, in launches whose areas
+// lie across each other's. Each launch gives sums to its node, sends over the network, and reads
+// what has come at its neighbours. Every word is checked when it is read, and a turn that waits for
+// less than it should is seen.
+
+#include "kernels/comm/workspace_turn.h"
+
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <iterator>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "kernels/comm/plan_tools.h"
+#include "tests/kernels/support/simulation.h"
+
+namespace mk::kernels::testing {
+namespace {
+
+constexpr std::uint32_t kOperators = 3;
+constexpr std::uint32_t kWords = 24;  ///< of one rank's or node's part of an area
+constexpr std::uint64_t kPartBytes = kWords * 4;
+
+/// A turn does not wait for these.
+enum class Fault { kNone, kNoTurn, kLocals, kRails };
+
+struct TurnOptions {
+  std::uint32_t nodes, locals;
+  std::uint64_t seed = 1;
+  Fault fault = Fault::kNone;
+  bool immediates = false;
+};
+
+class TurnSimulation {
+ public:
+  explicit TurnSimulation(const TurnOptions& options)
+      : options_(options),
+        cluster_({options.nodes, options.locals, kData + 3 * area_bytes(), flag_count(), 1, 4}),
+        network_(cluster_, options.seed, network_options()),
+        fibers_(kOrders[options.seed % std::size(kOrders)], options.seed) {
+    std::mt19937_64 random(options.seed);
+    for (std::uint32_t launch = 0, last = kOperators; launch < 14; ++launch) {
+      std::uint32_t op = static_cast<std::uint32_t>(random() % kOperators);
+      if (op == last) op = (op + 1) % kOperators;
+      order_.push_back(last = op);
+    }
+    fibers_.starve(static_cast<std::uint32_t>(options.seed % cluster_.size()));
+    for (std::uint32_t rank = 0; rank < cluster_.size(); ++rank) {
+      ranks_.push_back(std::make_unique<Rank>());
+      ranks_[rank]->turn.context = cluster_.context(rank);
+      for (std::uint32_t op = 0; op < kOperators; ++op)
+        ranks_[rank]->turn.words_at[op] = words_at(op);
+      fibers_.add(rank, [this, rank] { drive(*ranks_[rank]); });
+    }
+  }
+
+  /// Empty, or what went wrong first.
+  std::string run() {
+    fibers_.run([this] { return network_.busy(); }, [this] { network_.step(); },
+                [this] { now_ns_ += 1'000'000; });
+    return wrong_.empty() ? network_.complaint() : wrong_;
+  }
+
+ private:
+  static constexpr std::uint64_t kData = (1 + kOperators) * kPage;
+
+  struct Rank {
+    WorkspaceTurn turn;
+    LocalWords local;
+    std::uint32_t epochs[kOperators] = {};
+  };
+
+  NetworkOptions network_options() const {
+    NetworkOptions network;
+    network.immediates = options_.immediates;
+    return network;
+  }
+  std::uint64_t area_bytes() const {
+    return kPartBytes * std::max(options_.nodes, options_.locals);
+  }
+  std::uint32_t turn_flags() const {
+    return static_cast<std::uint32_t>(
+        round_up_to(WorkspaceTurn::flags(options_.nodes), shm::kFlagGranule));
+  }
+  std::uint32_t flag_count() const { return turn_flags() + kOperators * shm::kFlagGranule; }
+  std::uint32_t arrival(std::uint32_t op, std::uint32_t from) const {
+    return turn_flags() + op * shm::kFlagGranule + from;
+  }
+  static std::uint64_t words_at(std::uint32_t op) { return kPage * (1 + op); }
+  /// An operator's areas are in another order than the next one's: 0 sums, 1 sent, 2 received. On
+  /// one node there are only sums, in another order of ranks.
+  std::uint64_t area(std::uint32_t op, std::uint32_t which, std::uint32_t part) const {
+    if (options_.nodes == 1) return kData + (part + op) % options_.locals * kPartBytes;
+    return kData + (op + which) % 3 * area_bytes() + part * kPartBytes;
+  }
+  static std::uint32_t value(std::size_t launch, std::uint32_t writer, std::uint32_t word) {
+    return static_cast<std::uint32_t>(launch * 1'000'003 + writer * 1009 + word * 17 + 1);
+  }
+
+  std::uint32_t* words(const Rank& rank, std::uint32_t local, std::uint64_t offset) const {
+    return reinterpret_cast<std::uint32_t*>(rank.turn.context.workspaces[local] + offset);
+  }
+  void fill(const Rank& rank, std::uint32_t local, std::uint64_t offset, std::size_t launch) {
+    std::uint32_t* const to = words(rank, local, offset);
+    for (std::uint32_t word = 0; word < kWords; ++word) {
+      to[word] = value(launch, rank.turn.context.world.rank(), word);
+      if (word % 4 == 0) fibers_.maybe_yield();
+    }
+  }
+  void check(const Rank& rank, std::uint32_t local, std::uint64_t offset, std::size_t launch,
+             std::uint32_t writer, const char* what) {
+    const std::uint32_t* const from = words(rank, local, offset);
+    for (std::uint32_t word = 0; word < kWords; ++word) {
+      if (word % 4 == 0) fibers_.maybe_yield();
+      if (from[word] == value(launch, writer, word) || !wrong_.empty()) continue;
+      wrong_ = fmt::format("launch {} on rank {}: {} of rank {}, word {} is not its own", launch,
+                           rank.turn.context.world.rank(), what, writer, word);
+    }
+  }
+  void forge(Rank& rank, std::uint32_t op) {
+    const WorkspaceTurn& turn = rank.turn;
+    const World& world = turn.context.world;
+    if (turn.last == 0) return;
+    if (options_.fault == Fault::kLocals) {
+      const std::uint32_t before = turn.last - 1;
+      for (std::uint32_t local = 0; local < world.locals; ++local) {
+        *const_cast<std::uint32_t*>(turn.finished(before, local)) =
+            *turn.finished(before, world.local);
+        *turn.left(world.local, local) = turn.number + 1;
+      }
+    }
+    if (options_.fault == Fault::kRails) {
+      for (std::uint32_t node = 0; node < world.nodes; ++node)
+        turn.context.arrival_flags[WorkspaceTurn::flag(node, op)] = turn.number + 1;
+    }
+  }
+
+  void drive(Rank& rank) {
+    for (std::size_t number = 0; number < order_.size(); ++number) {
+      if (!launch(rank, number, order_[number]) || !wrong_.empty()) break;
+    }
+    if (rank.local.stop != 0 && wrong_.empty())
+      wrong_ = fmt::format("rank {} waited for ever", rank.turn.context.world.rank());
+    fibers_.changed();
+  }
+
+  bool launch(Rank& rank, std::size_t number, std::uint32_t op) {
+    const World world = rank.turn.context.world;
+    const std::uint32_t epoch = ++rank.epochs[op];
+    const WorkspaceHead head{world.locals};
+    Launch launch;
+    launch.context = rank.turn.context;
+    for (std::byte*& workspace : launch.context.workspaces) {
+      if (workspace != nullptr) workspace += words_at(op);
+    }
+    launch.context.turn = &rank.turn;
+    launch.context.sharer = op;
+    launch.local = &rank.local;
+    launch.control.stop = &rank.local.stop;
+    launch.control.record = &rank.local.failure;
+    launch.control.timeout_ns = 1000;
+    launch.epoch = epoch;
+    SimParts parts;
+    SimExecutor executor(fibers_, now_ns_, parts);
+    WaitTotals totals;
+    forge(rank, op);
+    if (options_.fault != Fault::kNoTurn && !take_turn(executor, launch, rank.turn, totals))
+      return false;
+    fibers_.changed();
+    announce_launch(launch);
+
+    // Word lines behind the head: sums of a local rank are here; what it received is there.
+    const auto line = [&](std::uint32_t kind, std::uint32_t by) {
+      return words_at(op) + head.bytes() + WorkspaceHead::kLine * (kind * world.locals + by);
+    };
+    const auto publish = [&](std::uint32_t kind) {
+      for (std::uint32_t local = 0; local < world.locals; ++local)
+        shm::store_release(words(rank, local, line(kind, world.local)), epoch);
+      fibers_.changed();
+    };
+    const auto await = [&](const std::uint32_t* word) {
+      return wait_flag(executor, launch.control, WaitSite{}, totals, word, epoch);
+    };
+    for (std::uint32_t local = 0; local < world.locals; ++local)
+      fill(rank, local, area(op, 0, world.local), number);
+    publish(0);
+    if (world.nodes > 1) {
+      fill(rank, world.local, area(op, 1, 0), number);
+      // As of the whole memory.
+      ChunkSender<SimExecutor> sender(executor, launch.control, rank.turn.context, 0, totals);
+      for (std::uint32_t node = 0; node < world.nodes; ++node) {
+        if (node != world.node && !sender.add_chunk(node, area(op, 1, 0), area(op, 2, world.node),
+                                                    kPartBytes, arrival(op, world.node), epoch))
+          return false;
+      }
+      sender.commit();
+      fibers_.changed();
+    }
+    for (std::uint32_t local = 0; local < world.locals; ++local) {
+      if (!await(words(rank, world.local, line(0, local)))) return false;
+      check(rank, world.local, area(op, 0, local), number, world.node * world.locals + local,
+            "the sum");
+    }
+    for (std::uint32_t node = 0; node < world.nodes; ++node) {
+      if (node != world.node && !await(rank.turn.context.arrival_flags + arrival(op, node)))
+        return false;
+    }
+    if (world.nodes > 1) publish(1);
+    for (std::uint32_t local = 0; world.nodes > 1 && local < world.locals; ++local) {
+      if (!await(words(rank, world.local, line(1, local)))) return false;
+      for (std::uint32_t node = 0; node < world.nodes; ++node) {
+        if (node != world.node)
+          check(rank, local, area(op, 2, node), number, node * world.locals + local, "the rows");
+      }
+    }
+    announce_end(launch);
+    fibers_.changed();
+    return true;
+  }
+
+  const TurnOptions options_;
+  Cluster cluster_;
+  Network network_;
+  Fibers fibers_;
+  std::vector<std::uint32_t> order_;
+  std::vector<std::unique_ptr<Rank>> ranks_;
+  std::uint64_t now_ns_ = 0;
+  std::string wrong_;
+};
+
+constexpr std::uint64_t kSeeds = 300;
+
+std::vector<TurnOptions> worlds() { return {{1, 2}, {1, 3}, {2, 1}, {2, 2}, {3, 1}, {3, 2}}; }
+
+TEST(WorkspaceTurn, OperatorsNeverMeetInWhatTheyShare) {
+  for (TurnOptions options : worlds()) {
+    for (options.seed = 1; options.seed <= kSeeds; ++options.seed) {
+      options.immediates = options.seed % 2 == 0;
+      TurnSimulation simulation(options);
+      ASSERT_EQ("", simulation.run())
+          << options.nodes << " x " << options.locals << ", seed " << options.seed;
+    }
+  }
+}
+
+int seeds_wrong(TurnOptions options) {
+  int wrong = 0;
+  for (options.seed = 1; options.seed <= kSeeds; ++options.seed)
+    wrong += !TurnSimulation(options).run().empty();
+  return wrong;
+}
+
+TEST(WorkspaceTurn, WithoutTurnsTheyDo) {
+  for (TurnOptions options : worlds()) {
+    options.fault = Fault::kNoTurn;
+    EXPECT_GT(seeds_wrong(options), 0) << options.nodes << " x " << options.locals;
+  }
+}
+TEST(WorkspaceTurn, ATurnThatDoesNotAwaitTheNodeIsSeen) {
+  for (const auto& [nodes, locals] : {std::pair{1u, 2u}, {1u, 3u}, {2u, 2u}, {3u, 2u}})
+    EXPECT_GT(seeds_wrong({nodes, locals, 1, Fault::kLocals}), 0) << nodes << " x " << locals;
+}
+TEST(WorkspaceTurn, ATurnThatDoesNotAwaitTheOtherNodesIsSeen) {
+  for (const auto& [nodes, locals] : {std::pair{2u, 1u}, {2u, 2u}, {3u, 1u}})
+    EXPECT_GT(seeds_wrong({nodes, locals, 1, Fault::kRails}), 0) << nodes << " x " << locals;
+}
+
+}  // namespace
+}  // namespace mk::kernels::testing
