@@ -8,6 +8,7 @@
 #include "kernels/comm/banks.h"
 #include "kernels/comm/rank_context.h"
 #include "kernels/comm/types.h"
+#include "kernels/comm/units.h"
 #include "kernels/comm/wait.h"
 #include "shm/limits.h"
 
@@ -16,16 +17,16 @@ namespace mk::kernels {
 /// Blocks of one role, at most.
 inline constexpr std::uint32_t kBlocksMax = 128;
 
-/// Blocks of each role. Ranks may differ in them. Which roles an operator has depends on it and on
-/// the world; of those it has not, the number is of no effect.
+/// Blocks of each role, which are its workers (units.h). Ranks may differ in them. Which roles an
+/// operator has depends on it and on the world; of those it has not, the number is of no effect.
 struct RoleBlocks {
-  std::uint32_t compute = 1;
-  std::uint32_t reduce = 1;
-  std::uint32_t send = 1;  ///< a lane each
-  std::uint32_t receive = 1;
-  std::uint32_t share = 1;
-  std::uint32_t pull = 1;
-  std::uint32_t plan = 1;
+  ComputeWorkers compute = 1;
+  Workers reduce = 1;
+  Workers send = 1;  ///< a lane each
+  Workers receive = 1;
+  Workers share = 1;
+  Workers pull = 1;
+  Workers plan = 1;
 };
 
 /// Words between blocks of one rank and between its launches. Zero before the first launch; each

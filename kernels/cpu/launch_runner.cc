@@ -61,8 +61,9 @@ MachineRates rank_rates(const CpuOptions& options, const World& world, GemmPath 
 
 Status check_options(const std::string& op, const CpuOptions& options) {
   const RoleBlocks& blocks = options.blocks;
-  for (std::uint32_t count : {blocks.compute, blocks.reduce, blocks.send, blocks.receive,
-                              blocks.share, blocks.pull, blocks.plan}) {
+  for (std::uint32_t count :
+       {blocks.compute.count(), blocks.reduce.count(), blocks.send.count(), blocks.receive.count(),
+        blocks.share.count(), blocks.pull.count(), blocks.plan.count()}) {
     if (count >= 1 && count <= kBlocksMax) continue;
     return fail(ErrorCode::kInvalidArgument,
                 "{}: {} blocks of one role are not possible; 1 to {} are", op, count, kBlocksMax);

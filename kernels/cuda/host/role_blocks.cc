@@ -40,7 +40,7 @@ Status deal_collective(const char* op, const CudaOptions& options, const GroupNe
   blocks.share = needs.streams == Role::kShare ? streams : 0;
   blocks.compute = count(true, options.compute_blocks.count() * kGroupsOfBlock, rest);
   const std::uint32_t all = blocks.send + blocks.receive + streams + blocks.compute;
-  const std::uint32_t most = std::max({blocks.receive, streams, blocks.compute});
+  const std::uint32_t most = std::max({blocks.receive.count(), streams, blocks.compute.count()});
   if (all <= groups && most <= kBlocksMax) return {};
   return fail(
       ErrorCode::kLimitExceeded,
@@ -66,7 +66,7 @@ Status choose_blocks(const char* op, const CudaOptions& options, const GroupNeed
     frame.sharing_receivers = 0;
     MK_RETURN_IF_ERROR(deal_collective(
         op, options, needs,
-        std::max(frame.comm_blocks * kGroupsOfBlock, frame.pollers) - frame.pollers, blocks));
+        std::max(warpgroups_of(frame.comm_blocks), frame.pollers) - frame.pollers, blocks));
     return check_lanes();
   }
   const bool planned = needs.planned_blocks != 0;
@@ -79,32 +79,36 @@ Status choose_blocks(const char* op, const CudaOptions& options, const GroupNeed
     return !wanted ? 0 : asked != 0 ? asked : chosen;
   };
   blocks = RoleBlocks{};
-  blocks.send = count(needs.send, options.send_groups, 1);
-  blocks.receive = count(needs.receive, options.receive_groups, needs.receive_groups,
-                         needs.receivers_stream ? needs.stream_least : 0);
+  const Warpgroups sends = count(needs.send, options.send_groups, 1);
+  std::uint32_t receives = count(needs.receive, options.receive_groups, needs.receive_groups,
+                                 needs.receivers_stream ? needs.stream_least : 0);
   std::uint32_t streams =
       count(needs.stream, options.stream_groups, needs.stream_groups, needs.stream_least);
-  const std::uint32_t besides = frame.pollers + blocks.send;
+  const Warpgroups besides = frame.pollers + sends;
   if (!planned) {
     const std::uint32_t product =
         options.compute_blocks != 0 ? options.compute_blocks.count() : share / 2;
     const std::uint32_t most = (share - std::min(share, product)) * kGroupsOfBlock;
-    limit(most - std::min(most, besides), blocks.receive, options.receive_groups != 0, streams,
+    limit(most - std::min(most, besides.count()), receives, options.receive_groups != 0, streams,
           options.stream_groups != 0);
   }
   const bool fills = needs.stream && options.stream_groups == 0;
   const std::uint32_t least = planned && fills ? std::min(streams, 1u) : streams;
   frame.comm_blocks =
-      std::max(needs.planned_blocks, div_up(besides + blocks.receive + least, kGroupsOfBlock));
-  if (fills) streams = frame.comm_blocks * kGroupsOfBlock - besides - blocks.receive;
-  frame.sharing_receivers = needs.stream && needs.receivers_stream ? blocks.receive : 0;
+      std::max(needs.planned_blocks, div_up(besides + receives + least, kGroupsOfBlock));
+  if (fills) streams = warpgroups_of(frame.comm_blocks) - besides - receives;
+  frame.sharing_receivers = needs.stream && needs.receivers_stream ? receives : 0;
   const std::uint32_t rest = share > frame.comm_blocks ? share - frame.comm_blocks : 0;
-  blocks.compute =
-      options.compute_blocks != 0 ? options.compute_blocks.count() : std::min(rest, kBlocksMax);
+  const ThreadBlocks computes = options.compute_blocks != 0
+                                    ? options.compute_blocks
+                                    : ThreadBlocks(std::min(rest, kBlocksMax));
+  blocks.compute = computes.count();
+  blocks.send = sends.count();
+  blocks.receive = receives;
   blocks.reduce = needs.streams == Role::kReduce ? streams : 0;
   blocks.share = needs.streams == Role::kShare ? streams + frame.sharing_receivers : 0;
   if (blocks.compute < 1 || blocks.compute > kBlocksMax || frame.comm_blocks > kBlocksMax ||
-      blocks.receive > kBlocksMax || blocks.compute + frame.comm_blocks > share) {
+      blocks.receive > kBlocksMax || computes + frame.comm_blocks > share) {
     return fail(ErrorCode::kLimitExceeded,
                 "{}: {} compute blocks and {} for communication do not fit: this device holds {} "
                 "at a time, {} ranks share it, so at most {} each (and {} of one role)",

@@ -25,7 +25,7 @@ inline constexpr std::chrono::nanoseconds kWaitTimeoutMax = std::chrono::minutes
 
 /// A role's block (comm/block.h) is a **group** of a warpgroup's size; a thread block has three.
 inline constexpr std::uint32_t kGroupThreads = 128;
-inline constexpr std::uint32_t kGroupsOfBlock = 3;
+inline constexpr std::uint32_t kGroupsOfBlock = kWarpgroupsOfBlock;
 
 /// One role's account of a launch, in the GPU's own clock: sums over its groups, but `end_ns`.
 struct RoleAccount {
@@ -134,8 +134,8 @@ struct SumSteps {
 
 /// Groups that sum what comes over the nodes: those that do nothing else, and, when they have no
 /// tiles left, those of the compute blocks. (Of GEMM+ReduceScatter perhaps more.)
-MK_HOST_DEVICE constexpr std::uint32_t receiving_groups(const RoleBlocks& blocks) {
-  return blocks.receive + blocks.compute * kGroupsOfBlock;
+MK_HOST_DEVICE constexpr Warpgroups receiving_groups(const RoleBlocks& blocks) {
+  return warpgroups_of(blocks.receive) + warpgroups_of(blocks.compute);
 }
 
 /// What an operator's kernel gets beside its launch.
@@ -143,9 +143,8 @@ struct FrameArguments {
   DeviceState* state = nullptr;
   HostReport* report = nullptr;
   HostWords host;
-  std::uint32_t pollers =
-      0;  ///< 1: the first group after the compute blocks polls the host's words
-  std::uint32_t comm_blocks = 0;
+  Warpgroups pollers = 0;  ///< 1: the first group after the compute blocks polls the host's words
+  ThreadBlocks comm_blocks = 0;
   /// DMA engines bring this rank's rows to the node's others (gather::Sharing::by_dma).
   bool by_dma = false;
   /// So may those of the node's others, also when their launch has failed: a launch that ends later
@@ -153,7 +152,7 @@ struct FrameArguments {
   bool heeds_peers = false;
   /// So many groups, those that receive, share rows first; of the share role's blocks they are the
   /// last. 0 or all of them.
-  std::uint32_t sharing_receivers = 0;
+  Warpgroups sharing_receivers = 0;
   /// A storing warp puts a piece of a tile on its way to another rank in so many nanoseconds at
   /// least. 0: as soon as it is there.
   std::uint32_t piece_ns = 0;
@@ -161,21 +160,28 @@ struct FrameArguments {
 };
 
 /// Groups outside the compute blocks that share rows and do nothing else.
-MK_HOST_DEVICE constexpr std::uint32_t groups_that_only_share(const FrameArguments& frame,
-                                                              const RoleBlocks& blocks) {
-  return blocks.share - frame.sharing_receivers;
+MK_HOST_DEVICE constexpr Warpgroups groups_that_only_share(const FrameArguments& frame,
+                                                           const RoleBlocks& blocks) {
+  return warpgroups_of(blocks.share) - frame.sharing_receivers;
 }
 
-/// Groups of a launch but the poller.
-constexpr std::uint32_t working_groups(const FrameArguments& frame, const RoleBlocks& blocks) {
-  return (blocks.compute + frame.comm_blocks) * kGroupsOfBlock - frame.pollers;
+/// A launch's blocks of all roles.
+MK_HOST_DEVICE constexpr ThreadBlocks all_blocks(const FrameArguments& frame,
+                                                 const RoleBlocks& blocks) {
+  return thread_blocks_of(blocks.compute) + frame.comm_blocks;
+}
+/// Its groups but the poller.
+MK_HOST_DEVICE constexpr Warpgroups working_groups(const FrameArguments& frame,
+                                                   const RoleBlocks& blocks) {
+  return warpgroups_of(all_blocks(frame, blocks)) - frame.pollers;
 }
 
 /// The first block whose groups do nothing but stream: neither poll nor send nor receive, which see
 /// the launch to its end.
-MK_HOST_DEVICE constexpr std::uint32_t first_streaming_block(const FrameArguments& frame,
-                                                             const RoleBlocks& blocks) {
-  return blocks.compute + div_up(frame.pollers + blocks.send + blocks.receive, kGroupsOfBlock);
+MK_HOST_DEVICE constexpr ThreadBlocks first_streaming_block(const FrameArguments& frame,
+                                                            const RoleBlocks& blocks) {
+  const Warpgroups before = frame.pollers + warpgroups_of(blocks.send + blocks.receive);
+  return thread_blocks_of(blocks.compute) + div_up(before, kGroupsOfBlock);
 }
 
 /// Outside the compute blocks, group g is of block g / kGroupsOfBlock there; groups `before`,

@@ -20,7 +20,7 @@
 ///       static constexpr Role kStreams;                reduce or share
 ///       static constexpr bool kRounds;                 of an executor with workers: whether jobs
 ///                                                      have SumJob::rounded_sources
-///       static uint32_t receiving_groups(const Launch&);  of who uses Group::receive_steps: the
+///       static Warpgroups receiving_groups(const Launch&);  of who uses Group::receive_steps: the
 ///                                                      groups that call it in all
 ///       static constexpr bool kHelps;                  blocks that are done with that take tiles,
 ///                                                      too: then the order takes them at run time
@@ -79,7 +79,7 @@ WaitsDone waits_done(const typename Op::Arguments& arguments) {
   const bool counts = frame.pollers != 0 && Op::ends_with_tiles(arguments.launch);
   constexpr std::uint32_t kNone = 0xffffffffu;
   return {counts ? &frame.state->groups_done : nullptr, blocks.compute,
-          Op::kHelps ? first_streaming_block(frame, blocks) : kNone};
+          Op::kHelps ? first_streaming_block(frame, blocks).count() : kNone};
 }
 
 /// Registers of a thread outside the core: an equal share of what the block is given at its start.
@@ -107,11 +107,11 @@ __device__ __forceinline__ void run_comm(Group<Op>& group, std::uint32_t index) 
   if (kHasRecords && index == 0 && group.launch.context.world.locals > 1 && !group.announce())
     return;
   const FrameArguments& frame = group.frame;
-  const std::uint32_t streams =
-      Op::kStreams == Role::kShare ? groups_that_only_share(frame, blocks) : blocks.reduce;
+  const Warpgroups streams = Op::kStreams == Role::kShare ? groups_that_only_share(frame, blocks)
+                                                          : warpgroups_of(blocks.reduce);
   if (index < blocks.send) return send(group, index);
   index -= blocks.send;
-  const std::uint32_t receives = blocks.receive;
+  const Warpgroups receives = warpgroups_of(blocks.receive);
   if (index < receives) {
     if constexpr (Op::kStreams == Role::kShare) {
       if (frame.sharing_receivers != 0 && !Op::stream(group, streams + index, true)) return;
@@ -121,7 +121,7 @@ __device__ __forceinline__ void run_comm(Group<Op>& group, std::uint32_t index) 
   }
   index -= receives;
   if (index >= streams) return;
-  const std::uint32_t before = frame.pollers + blocks.send + receives;
+  const Warpgroups before = frame.pollers + warpgroups_of(blocks.send) + receives;
   Op::stream(group, spread_stream(index, before, streams));
 }
 
@@ -418,8 +418,9 @@ cudaError_t prepare_operator() {
 template <class Op>
 cudaError_t launch_operator(const typename Op::Arguments& arguments, cudaStream_t stream) {
   const OperatorParams<Op> params = Op::params(arguments);
-  const std::uint32_t blocks = params.launch.blocks.compute + params.frame.comm_blocks;
-  operator_kernel<Op><<<blocks, Op::Config::kThreads, sizeof(OperatorShared<Op>), stream>>>(params);
+  const ThreadBlocks blocks = all_blocks(params.frame, params.launch.blocks);
+  operator_kernel<Op>
+      <<<blocks.count(), Op::Config::kThreads, sizeof(OperatorShared<Op>), stream>>>(params);
   return cudaGetLastError();
 }
 

@@ -57,7 +57,7 @@ Status CombineCuda::start(const RankContext& context, const CudaOptions& options
   MK_RETURN_IF_ERROR(
       ExpertOperator::start(problem, largest, plan_.flags(), context, options, kCombineM));
   CombineLaunch& launch = arguments_.launch;
-  launch.blocks.plan = std::min(launch.blocks.reduce, kBlocksMax);
+  launch.blocks.plan = std::min(launch.blocks.reduce.count(), kBlocksMax);
   const auto* const words = reinterpret_cast<const CombineWords*>(
       launch.context.workspaces[of.local] + plan_.layout.words);
   tell(shape.hidden, shape.features, &words->tiles);

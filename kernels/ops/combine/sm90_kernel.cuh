@@ -81,7 +81,7 @@ struct CombineOp {
   /// The receive role, with all groups but those that send.
   static __device__ bool finish_tokens(Group<CombineOp>& group, std::uint32_t index) {
     const RoleBlocks& blocks = group.launch.blocks;
-    const std::uint32_t workers = blocks.reduce + blocks.compute * kGroupsOfBlock;
+    const Warpgroups workers = warpgroups_of(blocks.reduce) + warpgroups_of(blocks.compute);
     return group.run(Role::kReceive, index, [workers](Block<Executor>& block) {
       return gemm_combine::receive(block, workers);
     });

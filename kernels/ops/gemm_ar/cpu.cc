@@ -54,7 +54,7 @@ struct AllReduce {
       case Role::kReceive:
         return gemm_ar::receive(block);
       case Role::kCollect:
-        return gemm_ar::collect(block);
+        return gemm_ar::collect(block, launch.blocks.compute);
       default:
         return true;
     }

@@ -229,17 +229,18 @@ MK_HOST_DEVICE inline bool receive(GemmArBlock<Executor>& block, std::uint32_t p
   return true;
 }
 
-/// Sees this rank's C become complete, and copies it to the caller's. Every compute block does it
-/// after its tiles, for every `compute blocks`-th chunk.
+/// Sees this rank's C become complete, and copies it to the caller's. `collectors` workers do it
+/// after their tiles, each for every `collectors`-th chunk.
 template <class Executor>
-MK_HOST_DEVICE inline bool collect(GemmArBlock<Executor>& block, bool checks = true) {
+MK_HOST_DEVICE inline bool collect(GemmArBlock<Executor>& block, std::uint32_t collectors,
+                                   bool checks = true) {
   const GemmArSchedule& schedule = block.schedule;
   const World& world = block.world;
   if (checks && world.locals > 1 && !block.check_local_records()) return false;
   // Owner 0 has at least as many chunks as any other. Each turn's chunk is computed, not counted up
   // to: there may be thousands, and on a GPU one thread does this.
   const std::uint32_t turns = schedule.chunks(0) * world.locals;
-  for (std::uint32_t turn = block.index; turn < turns; turn += block.launch.blocks.compute) {
+  for (std::uint32_t turn = block.index; turn < turns; turn += collectors) {
     const std::uint32_t chunk = turn / world.locals;
     const std::uint32_t owner = (turn % world.locals + world.local) % world.locals;
     if (chunk >= schedule.chunks(owner)) continue;

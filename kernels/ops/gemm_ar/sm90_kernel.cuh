@@ -47,7 +47,7 @@ struct GemmArOp {
     });
   }
 
-  static MK_HOST_DEVICE std::uint32_t receiving_groups(const Launch& launch) {
+  static MK_HOST_DEVICE Warpgroups receiving_groups(const Launch& launch) {
     return cuda::receiving_groups(launch.blocks);
   }
   /// To collect, for other ranks' chunks, who may fail. (Its own come from groups that have
@@ -62,9 +62,10 @@ struct GemmArOp {
     if (world.locals > 1 && !stream(group, group.compute_index())) return false;
     if (world.nodes > 1 && !group.join_receive()) return false;
     // Every group collects.
-    group.launch.blocks.compute *= kGroupsOfBlock;
-    return group.run(Role::kCollect, group.compute_index(),
-                     [](Block<Executor>& block) { return gemm_ar::collect(block, false); });
+    const Warpgroups collectors = warpgroups_of(group.launch.blocks.compute);
+    return group.run(Role::kCollect, group.compute_index(), [&](Block<Executor>& block) {
+      return gemm_ar::collect(block, collectors, false);
+    });
   }
 
   static OperatorParams<GemmArOp> params(const GemmArArguments& arguments) {

@@ -52,9 +52,10 @@ struct GemmRsOp {
     });
   }
 
-  static MK_HOST_DEVICE std::uint32_t receiving_groups(const Launch& launch) {
-    return cuda::receiving_groups(launch.blocks) +
-           (launch.sums_shard_once() ? launch.blocks.reduce : 0);
+  static MK_HOST_DEVICE Warpgroups receiving_groups(const Launch& launch) {
+    const Warpgroups others =
+        launch.sums_shard_once() ? warpgroups_of(launch.blocks.reduce) : Warpgroups(0);
+    return cuda::receiving_groups(launch.blocks) + others;
   }
   static __device__ bool waits_after_receive(const Launch&) { return false; }
 

@@ -270,7 +270,7 @@ Result<std::uint32_t> RingAttentionCuda::rows_of_tensors(const RingAttentionTens
 
 void RingAttentionCuda::set_trace(bool on) {
   const cuda::OnDevice on_device(frame_.device());
-  trace_.set(on, blocks().compute + arguments_.frame.comm_blocks, arguments_.watchers);
+  trace_.set(on, cuda::all_blocks(arguments_.frame, blocks()), arguments_.watchers);
   arguments_.trace = trace_.buffer();
 }
 
@@ -338,9 +338,10 @@ Status RingAttentionCuda::set_window(const RingAttentionDeviceTensors& all, std:
                     told.sizes);
   const int section = choose_section(its, seq);
   if (plan_.sequences_max == 0) {
-    const std::uint32_t computing = blocks().compute + cuda::late_blocks(arguments_);
+    const ThreadBlocks computing =
+        thread_blocks_of(blocks().compute) + cuda::late_blocks(arguments_);
     const int last =
-        plan_.causal ? cuda::HeadSections::kLastOfBlock * static_cast<int>(computing) : 0;
+        plan_.causal ? cuda::HeadSections::kLastOfBlock * static_cast<int>(computing.count()) : 0;
     arguments_.items =
         cuda::ring_items(its, world(), schedule_of(seq), kernel_->tile_queries, section, last);
     told.tiles = static_cast<std::uint32_t>(cuda::RingItems(arguments_.items.items).count());

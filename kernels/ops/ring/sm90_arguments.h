@@ -68,13 +68,13 @@ struct RingAttentionArguments {
 /// Blocks outside the compute blocks that compute, too, when all that they share is shared: those
 /// behind the first `late_blocks_begin` of the grid. On one node only: over nodes the groups
 /// outside the compute blocks tell when a bank has been read, and end after those.
-MK_HOST_DEVICE constexpr std::uint32_t late_blocks_begin(const FrameArguments& frame,
-                                                         const RingAttentionLaunch& launch) {
+MK_HOST_DEVICE constexpr ThreadBlocks late_blocks_begin(const FrameArguments& frame,
+                                                        const RingAttentionLaunch& launch) {
   return launch.context.world.nodes == 1 ? first_streaming_block(frame, launch.blocks)
-                                         : launch.blocks.compute + frame.comm_blocks;
+                                         : all_blocks(frame, launch.blocks);
 }
-inline std::uint32_t late_blocks(const RingAttentionArguments& arguments) {
-  return arguments.launch.blocks.compute + arguments.frame.comm_blocks -
+inline ThreadBlocks late_blocks(const RingAttentionArguments& arguments) {
+  return all_blocks(arguments.frame, arguments.launch.blocks) -
          late_blocks_begin(arguments.frame, arguments.launch);
 }
 

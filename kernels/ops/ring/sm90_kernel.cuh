@@ -281,9 +281,9 @@ cudaError_t launch_ring_attention(const RingAttentionArguments& arguments, cudaS
   attention.store.lse_row_stride = arguments.lse_row_stride;
   params.launch = arguments.launch;
   params.frame = arguments.frame;
-  const std::uint32_t blocks = params.launch.blocks.compute + params.frame.comm_blocks;
+  const ThreadBlocks blocks = all_blocks(params.frame, params.launch.blocks);
   ring_attention_kernel<Op>
-      <<<blocks, Config::kThreads, ring_attention_shared_bytes<Op>(), stream>>>(params);
+      <<<blocks.count(), Config::kThreads, ring_attention_shared_bytes<Op>(), stream>>>(params);
   return cudaGetLastError();
 }
 

@@ -139,13 +139,14 @@ TEST(Planned, WhateverIsChosenFitsTheRanksShare) {
     const auto& [planned, blocks, frame] = *made;
     const plan::Candidate& candidate = planned.candidate;
     SCOPED_TRACE(plan::describe(planned.problem, candidate));
-    EXPECT_LE(blocks.compute + frame.comm_blocks, job.share());
+    EXPECT_LE(cuda::all_blocks(frame, blocks), job.share());
     EXPECT_GE(blocks.compute, std::max(1u, std::min(job.share(), kBlocksMax) / 2 - 1));
     EXPECT_LE(blocks.compute, kBlocksMax);
     EXPECT_LE(blocks.receive, kBlocksMax);
-    const std::uint32_t only_stream = blocks.reduce + cuda::groups_that_only_share(frame, blocks);
-    EXPECT_LE(frame.pollers + blocks.send + blocks.receive + only_stream,
-              frame.comm_blocks * cuda::kGroupsOfBlock);
+    const Warpgroups only_stream =
+        warpgroups_of(blocks.reduce) + cuda::groups_that_only_share(frame, blocks);
+    EXPECT_LE(frame.pollers + warpgroups_of(blocks.send + blocks.receive) + only_stream,
+              warpgroups_of(frame.comm_blocks));
     EXPECT_EQ(blocks.receive, candidate.receive_warpgroups);
     EXPECT_EQ(blocks.send, job.of.nodes > 1 ? 1u : 0u);
     const bool gather = job.op == plan::Op::kAgGemm;

@@ -84,8 +84,7 @@ TEST(RoleBlocks, EveryShareHoldsAllGroupsOfItsRoles) {
           EXPECT_LT(room - used, locals > 1 ? 1u : kGroupsOfBlock);
           EXPECT_GE(blocks.compute, 1u);
           // A copy within the GPU finds room beside ranks that share it.
-          EXPECT_LE((blocks.compute + chosen.frame.comm_blocks) * ranks,
-                    ranks == 1 ? kDevice : kDevice - 1);
+          EXPECT_LE(all_blocks(chosen.frame, blocks) * ranks, ranks == 1 ? kDevice : kDevice - 1);
         }
       }
     }
@@ -122,7 +121,7 @@ TEST(RoleBlocks, ReceiversShareFirst) {
         const Chosen chosen = chosen_of(needs, shared_by(ranks));
         const RoleBlocks& blocks = chosen.blocks;
         const std::uint32_t besides = blocks.share - blocks.receive;
-        EXPECT_EQ(chosen.frame.sharing_receivers, blocks.receive);
+        EXPECT_EQ(chosen.frame.sharing_receivers, warpgroups_of(blocks.receive));
         EXPECT_GE(besides, 1u);
         EXPECT_EQ(1 + blocks.send + blocks.receive + besides,
                   chosen.frame.comm_blocks * kGroupsOfBlock);
@@ -163,7 +162,7 @@ TEST(RoleBlocks, GroupsByDefaultLeaveTheProductItsBlocks) {
         EXPECT_GE(chosen.blocks.compute, compute != 0 ? compute : device / 2);
         EXPECT_GE(chosen.blocks.receive, 1u);
         EXPECT_GE(chosen.blocks.reduce, 1u);
-        EXPECT_LE(chosen.blocks.compute + chosen.frame.comm_blocks, device);
+        EXPECT_LE(all_blocks(chosen.frame, chosen.blocks), device);
       }
     }
   }

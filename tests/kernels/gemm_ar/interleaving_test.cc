@@ -59,7 +59,7 @@ struct GemmAr {
       case Role::kCompute:
         return gemm_ar::compute(block);
       case Role::kCollect:
-        return gemm_ar::collect(block);
+        return gemm_ar::collect(block, launch.blocks.compute);
       case Role::kReduce:
         return gemm_ar::reduce(block, SimExecutor::parts(launch));
       case Role::kSend:

@@ -80,7 +80,7 @@ struct AllReduce {
       case Role::kCompute:
         return gemm_ar::compute(block);
       case Role::kCollect:
-        return gemm_ar::collect(block);
+        return gemm_ar::collect(block, launch.blocks.compute);
       case Role::kReduce:
         return gemm_ar::reduce(block, launch.blocks.reduce);
       case Role::kSend:
