@@ -48,8 +48,8 @@ class ChunkSender {
     command.opcode = shm::Opcode::kWrite;
     command.src_handle = context_.workspace_handle;
     command.dst_handle = context_.rail_peers[node].workspace_handle;
-    command.src_offset = context_.workspace_at + source_offset;
-    command.dst_offset = context_.workspace_at + target_offset;
+    command.src_offset = begin() + source_offset;
+    command.dst_offset = begin() + target_offset;
     command.bytes = bytes;
     if (!add(command)) return false;
     payload_bytes_ += bytes;
@@ -101,6 +101,14 @@ class ChunkSender {
   MK_HOST_DEVICE std::uint64_t payload_bytes() const { return payload_bytes_; }
 
  private:
+  /// On a GPU a workspace is memory of its own, and a kernel has no register for a 0.
+  MK_HOST_DEVICE std::uint64_t begin() const {
+#if defined(__CUDA_ARCH__)
+    return 0;
+#else
+    return context_.workspace_at;
+#endif
+  }
   MK_HOST_DEVICE shm::Command to(std::uint32_t node, std::uint32_t flag,
                                  std::uint32_t epoch) const {
     shm::Command command;
