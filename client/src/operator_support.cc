@@ -117,10 +117,10 @@ kernels::MachineRates kernel_rates(const MachineRates& rates) {
 
 Result<kernels::CpuOptions> kernel_options(const Tuning& tuning, const Session::Impl& session) {
   kernels::CpuOptions options;
-  const auto take = [](std::uint32_t wanted, std::uint32_t& value) {
+  const auto take = [](std::uint32_t wanted, auto& value) {
     if (wanted != 0) value = wanted;
   };
-  options.blocks.send = std::min(options.blocks.send, session.options().lanes);
+  options.blocks.send = std::min(options.blocks.send.count(), session.options().lanes);
   take(tuning.compute_sms, options.blocks.compute);
   take(tuning.reduce_sms, options.blocks.reduce);
   take(tuning.send_sms, options.blocks.send);

@@ -128,10 +128,10 @@ Json row_of(const BenchOptions& options, const BenchRun& run, RankOperator& op) 
           {"m", run.shape.m},
           {"n_per_rank", run.shape.n},
           {"k_per_rank", run.shape.k},
-          {"compute_blocks", blocks.compute},
+          {"compute_blocks", blocks.compute.count()},
           {"stream_groups", op.stream_groups()},
           {"by_dma", op.ag_gemm() != nullptr && op.ag_gemm()->shares_by_dma()},
-          {"receive_groups", blocks.receive},
+          {"receive_groups", blocks.receive.count()},
           {"chunk_bytes", run.chunk_bytes}};
 }
 

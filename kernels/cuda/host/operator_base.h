@@ -47,8 +47,8 @@ class OperatorBase {
   /// Whether DMA engines bring this rank's rows to the node's others.
   bool shares_by_dma() const { return arguments_.frame.by_dma; }
   /// Groups that stream within the node and do nothing else.
-  std::uint32_t stream_groups() const {
-    return blocks().reduce != 0 ? blocks().reduce
+  Warpgroups stream_groups() const {
+    return blocks().reduce != 0 ? warpgroups_of(blocks().reduce)
                                 : cuda::groups_that_only_share(arguments_.frame, blocks());
   }
   /// How far a launch has come that does not end: for users.

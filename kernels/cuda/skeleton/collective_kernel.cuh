@@ -155,7 +155,8 @@ cudaError_t launch_collective(const CollectiveArguments<typename Op::Launch>& ar
                               cudaStream_t stream) {
   const OperatorParams<Op> params{arguments.launch, arguments.frame};
   collective_kernel<Op>
-      <<<params.frame.comm_blocks, kCollectiveThreads, kCollectiveShared<Op>, stream>>>(params);
+      <<<params.frame.comm_blocks.count(), kCollectiveThreads, kCollectiveShared<Op>, stream>>>(
+          params);
   return cudaGetLastError();
 }
 

@@ -209,16 +209,16 @@ TEST(Planned, WhatTheCallerNamedIsTakenAsItIs) {
     ASSERT_TRUE(made) << made.error().message;
     const auto& [planned, blocks, frame] = *made;
     if (options.compute_blocks != 0) {
-      EXPECT_EQ(blocks.compute, options.compute_blocks);
+      EXPECT_EQ(thread_blocks_of(blocks.compute), options.compute_blocks);
     }
     if (options.send_groups != 0 && job.of.nodes > 1) {
-      EXPECT_EQ(blocks.send, options.send_groups);
+      EXPECT_EQ(warpgroups_of(blocks.send), options.send_groups);
     }
     if (options.receive_groups != 0 && blocks.receive != 0 && !planned.candidate.engines) {
-      EXPECT_EQ(blocks.receive, options.receive_groups);
+      EXPECT_EQ(warpgroups_of(blocks.receive), options.receive_groups);
     }
     if (options.stream_groups != 0 && blocks.reduce != 0) {
-      EXPECT_EQ(blocks.reduce, options.stream_groups);
+      EXPECT_EQ(warpgroups_of(blocks.reduce), options.stream_groups);
     }
     if (options.stream_groups != 0 && blocks.share != 0) {
       EXPECT_EQ(cuda::groups_that_only_share(frame, blocks), options.stream_groups);
@@ -286,8 +286,9 @@ TEST(Planned, BlocksOfAccountedOperatorsAreTheExplainedOnes) {
         EXPECT_EQ(blocks.compute, candidate.compute_blocks);
         EXPECT_EQ(blocks.receive, candidate.receive_warpgroups);
         EXPECT_EQ(blocks.send, candidate.send_warpgroups);
-        const std::uint32_t streams =
-            op == plan::Op::kCombine ? blocks.reduce : blocks.share - frame.sharing_receivers;
+        const Warpgroups streams = op == plan::Op::kCombine
+                                       ? warpgroups_of(blocks.reduce)
+                                       : cuda::groups_that_only_share(frame, blocks);
         EXPECT_EQ(streams, candidate.stream_warpgroups);
         // What the kernels have words for.
         EXPECT_LE(streams, kBlocksMax);

@@ -246,8 +246,8 @@ TEST(RoleBlocks, EveryGroupOfACollectiveIsThere) {
           EXPECT_EQ(blocks.share != 0, needs.stream && streams == Role::kShare);
           EXPECT_EQ(blocks.reduce != 0, needs.stream && streams == Role::kReduce);
           EXPECT_GE(blocks.compute, 1u);
-          for (const std::uint32_t count :
-               {blocks.receive, blocks.share, blocks.reduce, blocks.compute})
+          for (const std::uint32_t count : {blocks.receive.count(), blocks.share.count(),
+                                            blocks.reduce.count(), blocks.compute.count()})
             EXPECT_LE(count, kBlocksMax);
           EXPECT_LE(chosen.frame.comm_blocks, std::min(share, kBlocksMax));
           EXPECT_LE(

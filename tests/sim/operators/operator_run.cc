@@ -27,7 +27,7 @@ class LaunchOfAll {
         threads_(setup.simulated_ranks()),
         cluster_(threads_,
                  {setup.problem.nodes, setup.problem.locals, setup.mirrored, op.workspace_bytes(),
-                  op.flag_count(), std::max(1u, setup.blocks.send), 10},
+                  op.flag_count(), std::max(1u, setup.blocks.send.count()), 10},
                  costs, op.numbers()),
         states_(setup.simulated_ranks()) {}
 
