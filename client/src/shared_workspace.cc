@@ -103,9 +103,8 @@ kernels::RankContext SharedWorkspace::context_of(const Place& place,
   for (std::uint32_t local = 0; local < own.world.locals; ++local)
     context.workspaces[local] = turn_.context.workspaces[local] + place.words_at;
   context.workspace_handle = turn_.context.workspace_handle;
-  context.workspace_at = place.words_at;
-  context.turn = &turn_;
-  context.sharer = place.sharer;
+  context.shared =
+      &shares_.emplace_back(kernels::WorkspaceShare{&turn_, place.sharer, place.words_at});
   std::vector<kernels::RailPeer>& peers =
       rail_peers_.emplace_back(own.rail_peers, own.rail_peers + own.world.nodes);
   for (std::uint32_t node = 0; node < own.world.nodes; ++node)

@@ -60,6 +60,7 @@ class SharedWorkspace final : public OperatorCore {
   std::uint64_t data_begin_ = 0;
   std::uint64_t words_end_ = 0;
   std::uint32_t sharers_ = 0;
+  std::deque<kernels::WorkspaceShare> shares_;             ///< of the operators' contexts
   std::deque<std::string> names_;                          ///< turn_'s
   std::deque<std::vector<kernels::RailPeer>> rail_peers_;  ///< of the operators' contexts
 };

@@ -106,7 +106,7 @@ class ChunkSender {
 #if defined(__CUDA_ARCH__)
     return 0;
 #else
-    return context_.workspace_at;
+    return context_.shared == nullptr ? 0 : context_.shared->at;
 #endif
   }
   MK_HOST_DEVICE shm::Command to(std::uint32_t node, std::uint32_t flag,

@@ -15,6 +15,13 @@ namespace mk::kernels {
 
 struct WorkspaceTurn;
 
+/// A workspace that an operator shares with unlike ones.
+struct WorkspaceShare {
+  WorkspaceTurn* turn = nullptr;
+  std::uint32_t sharer = 0;  ///< the operator's number among them
+  std::uint64_t at = 0;      ///< where it begins in the memory of its handle, and of a rail peer's
+};
+
 /// A rank of the same rail on another node.
 struct RailPeer {
   std::uint16_t rank = 0;
@@ -32,13 +39,8 @@ struct RankContext {
 
   /// This rank's handle of its workspace, known to the daemon as a source.
   std::uint16_t workspace_handle = 0;
-  /// It begins there in the memory of that handle, and of a rail peer's.
-  std::uint64_t workspace_at = 0;
-
-  /// The turns of a workspace that the operator shares with unlike ones, and its number among them.
-  /// Null: it shares with none.
-  WorkspaceTurn* turn = nullptr;
-  std::uint32_t sharer = 0;
+  /// Of `lanes`.
+  std::uint32_t lane_count = 0;
 
   /// By node, of several; the entry of this rank's own node is unused. (Not in here: a CUDA block
   /// keeps a copy of all this in its shared memory.)
@@ -48,7 +50,6 @@ struct RankContext {
   /// launch to launch, so the producers live in the session and are shared by its operators, one
   /// launch at a time.
   shm::RingProducer* lanes = nullptr;
-  std::uint32_t lane_count = 0;
 
   /// This rank's arrival flags: word 0 is flag `flag_base` of the session. The operator owns
   /// `flag_count` of them.
@@ -60,6 +61,10 @@ struct RankContext {
   /// own (written when the daemon hangs up). Non-zero: leave.
   const std::uint32_t* session_abort = nullptr;
   const std::uint32_t* process_abort = nullptr;
+
+  /// Null: no unlike operator has the workspace, too. (On a GPU always. A word more in here would
+  /// cost kernels registers.)
+  const WorkspaceShare* shared = nullptr;
 };
 
 }  // namespace mk::kernels

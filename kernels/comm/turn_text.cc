@@ -61,7 +61,7 @@ Error describe_turn(const WorkspaceTurn& turn, const Launch& launch, std::string
       shm::load_acquire(reinterpret_cast<const std::uint32_t*>(words + WorkspaceHead::failed())));
   error.message +=
       fmt::format("; it waited for its turn in the workspace after {}{}", name_of(turn, before),
-                  text_of_other_launches(turn, launch.context.sharer));
+                  text_of_other_launches(turn, launch.context.shared->sharer));
   return error;
 }
 

@@ -65,7 +65,7 @@ template <class Executor>
 MK_HOST_DEVICE bool take_turn(Executor& executor, const Launch& launch, WorkspaceTurn& turn,
                               WaitTotals& totals) {
   const World& world = launch.context.world;
-  const std::uint32_t sharer = launch.context.sharer;
+  const std::uint32_t sharer = launch.context.shared->sharer;
   const std::uint32_t before = turn.last;
   if (before == sharer + 1) return true;
   turn.before = before;

@@ -133,7 +133,8 @@ Result<LaunchStats> LaunchRunner::run(std::uint32_t m, Mode mode, const Estimate
     }
   }
   if (progress_ != nullptr) show_launch();
-  if (WorkspaceTurn* const turn = launch_.context.turn) {
+  if (const WorkspaceShare* const shared = launch_.context.shared) {
+    WorkspaceTurn* const turn = shared->turn;
     if (const std::uint32_t failed = shm::load_acquire(&turn->failed))
       return broken_by(describe_shared_failure(*turn, failed - 1, op_));
     launch_.context.workspace_handle = turn->context.workspace_handle;  // it may have grown
@@ -194,7 +195,7 @@ bool LaunchRunner::await_records_free() {
 bool LaunchRunner::await_turn() {
   WaitingExecutor executor;
   ShownWaits shown(progress_);
-  return take_turn(executor, launch_, *launch_.context.turn, shown.totals.waits);
+  return take_turn(executor, launch_, *launch_.context.shared->turn, shown.totals.waits);
 }
 
 Error LaunchRunner::cause() const {
@@ -203,16 +204,17 @@ Error LaunchRunner::cause() const {
   }
   Error error = describe(local_.failure, op_, launch_.epoch, launch_.context.world,
                          shm::load_acquire(launch_.control.peer_failed));
-  const WorkspaceTurn* const turn = launch_.context.turn;
-  if (turn != nullptr && local_.failure.end == WaitEnd::kTimeout)
-    error.message += text_of_other_launches(*turn, launch_.context.sharer);
+  const WorkspaceShare* const shared = launch_.context.shared;
+  if (shared != nullptr && local_.failure.end == WaitEnd::kTimeout)
+    error.message += text_of_other_launches(*shared->turn, shared->sharer);
   return error;
 }
 
 tl::unexpected<Error> LaunchRunner::broken_by(const Error& error) {
   broken_ = error;
-  if (WorkspaceTurn* const turn = launch_.context.turn; turn != nullptr && turn->failed == 0)
-    shm::store_release(&turn->failed, launch_.context.sharer + 1);
+  const WorkspaceShare* const shared = launch_.context.shared;
+  if (shared != nullptr && shared->turn->failed == 0)
+    shm::store_release(&shared->turn->failed, shared->sharer + 1);
   announce_failure(launch_.context);
   return tl::unexpected<Error>(error);
 }

@@ -156,8 +156,8 @@ class TurnSimulation {
     for (std::byte*& workspace : launch.context.workspaces) {
       if (workspace != nullptr) workspace += words_at(op);
     }
-    launch.context.turn = &rank.turn;
-    launch.context.sharer = op;
+    const WorkspaceShare shared{&rank.turn, op, 0};
+    launch.context.shared = &shared;
     launch.local = &rank.local;
     launch.control.stop = &rank.local.stop;
     launch.control.record = &rank.local.failure;
