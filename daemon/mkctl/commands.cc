@@ -60,8 +60,8 @@ constexpr std::pair<std::string_view, std::string_view> kExamples[] = {
     {"schema", "mkctl schema > mkctl.schema.json"}};
 
 template <std::size_t count>
-std::string text_of(const std::pair<std::string_view, std::string_view> (&table)[count],
-                    std::string_view name) {
+std::string entry_of(const std::pair<std::string_view, std::string_view> (&table)[count],
+                     std::string_view name) {
   for (const auto& [key, text] : table) {
     if (key == name) return std::string(text);
   }
@@ -139,7 +139,7 @@ Command Commands::place(const std::string& name, const std::string& summary) {
         app_.get_subcommands([&group](const CLI::App* app) { return app->get_name() == group; });
     parent = there.empty() ? nullptr : there.front();
     if (parent == nullptr) {
-      parent = app_.add_subcommand(group, text_of(kGroups, group));
+      parent = app_.add_subcommand(group, entry_of(kGroups, group));
       parent->footer(std::string(kExitStatuses));
       parent->require_subcommand(1);
       parent->fallthrough();
@@ -148,7 +148,7 @@ Command Commands::place(const std::string& name, const std::string& summary) {
   CLI::App* command =
       parent->add_subcommand(space == name.npos ? name : name.substr(space + 1), summary);
   command->fallthrough();  // flags may follow the command
-  command->footer(fmt::format("Example:\n  {}\n\n{}", text_of(kExamples, name), kExitStatuses));
+  command->footer(fmt::format("Example:\n  {}\n\n{}", entry_of(kExamples, name), kExitStatuses));
   apps_.push_back(command);
   return Command(*command);
 }

@@ -37,7 +37,7 @@ TEST_P(UnlikeOperators, AreRightInAnyOrder) {
   ASSERT_NE(nullptr, cluster);
   const std::uint64_t seed = std::random_device{}();
   SCOPED_TRACE(testing::Message() << "seed " << seed);
-  for_ranks(world, [&, type = type](std::uint32_t rank) {
+  for_ranks(world, [&, locals = locals, type = type](std::uint32_t rank) {
     auto session = Session::attach(place(*cluster, locals, rank, "unlike"));
     ASSERT_TRUE(session) << session.error().message;
     const Status right = test::run_unlike_operators(*session, type, seed, 60);
