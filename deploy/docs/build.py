@@ -35,6 +35,7 @@ def stage(folder):
             # Not in the table of contents: reached by links.
             text = "---\norphan: true\n---\n" + text
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        text = re.sub(r"(\]\([^)#\s]+)#L\d+\)", r"\1)", text)  # the site shows files whole
         (folder / name).write_text(text, encoding="utf-8")
     for name in wanted:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
