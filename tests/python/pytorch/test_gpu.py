@@ -20,7 +20,7 @@ def test_results_and_gradients_are_within_the_rounding_error_of_float64(pair, dt
     assert pair.run(torch_ranks.gradients_are_right, dtype, "cuda", 256, 192, 128) == [True] * 2
 
 
-@pytest.mark.parametrize("dtype", ["bf16", "f16"])
+@pytest.mark.parametrize("dtype", ["bf16", "f16", "f32"])
 def test_collectives_are_each_others_gradients_on_gpus(pair, dtype):
     assert pair.run(torch_ranks.collectives_are_each_others_gradients, dtype, "cuda", 96, 128) == [True] * 2
 
@@ -56,6 +56,6 @@ def test_a_layer_of_experts_and_its_gradients_are_as_good_as_one_process(pair):
         assert "experts=6" in said
 
 
-@pytest.mark.parametrize("name", ["ag_gemm", "gemm_rs", "gemm_ar", "copy_gemm"])
+@pytest.mark.parametrize("name", ["ag_gemm", "gemm_rs", "gemm_ar", "copy_gemm", "all_gather", "reduce_scatter"])
 def test_a_captured_step_is_replayed_with_other_numbers(pair, name):
     assert pair.run(torch_ranks.cuda_graphs_replay, name) == [True] * 2

@@ -497,14 +497,15 @@ def wrong_tensors():
 def cuda_graphs_replay(name):
     """A step captured once, forward and backward, and replayed with other numbers in the same memory."""
     init_on("cuda")
-    a, b = (random_tensor(i, 64, 64).cuda().requires_grad_() for i in (1, 2))
     call = getattr(mt, name)
+    inputs = [random_tensor(i, 64, 64).cuda().requires_grad_() for i in ((1,) if name in ("all_gather", "reduce_scatter") else (1, 2))]
 
     def step():
-        a.grad = b.grad = None
-        y = call(a, b)
+        for x in inputs:
+            x.grad = None
+        y = call(*inputs)
         y.backward(torch.ones_like(y))
-        return y
+        return [y.detach(), *(x.grad for x in inputs)]
 
     side = torch.cuda.Stream()
     with torch.cuda.stream(side):  # operators are made, and take their memory, before the capture
@@ -513,15 +514,14 @@ def cuda_graphs_replay(name):
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        y = step()
-    da, db = a.grad, b.grad
+        captured = step()
     for round_ in range(3):
         with torch.no_grad():
-            a.copy_(random_tensor(10 + round_, 64, 64))
+            inputs[0].copy_(random_tensor(10 + round_, 64, 64))
         graph.replay()
         torch.cuda.synchronize()
-        got = [x.clone() for x in (y, da, db)]
-        for mine, again in zip(got, (step(), a.grad, b.grad)):
+        got = [x.clone() for x in captured]
+        for mine, again in zip(got, step()):
             assert torch.equal(mine, again), f"{name}, replay {round_}"
     mkernel.get_group().check()
     return True

@@ -9,7 +9,8 @@ rank's rows. Where a gradient is wanted, the sum behind the bias is kept, and th
 
 from __future__ import annotations
 
-from typing import Any, Optional
+import contextlib
+from typing import Any, Iterator, Optional
 
 import torch
 from torch import Tensor
@@ -20,6 +21,8 @@ from ..group import Group, GroupLike, get_group
 
 _DTYPES = {torch.bfloat16: _c.BF16, torch.float16: _c.F16}
 _ANY_DTYPES = {**_DTYPES, torch.float32: _c.F32}
+#: Of addresses that kernels read by vectors, in bytes.
+_GPU_ALIGNMENT = 16
 
 
 # --- What people call -------------------------------------------------------------------------------
@@ -84,7 +87,7 @@ def copy_gemm(a: Tensor, b: Tensor, *, group: GroupLike = None) -> Tensor:
 
 
 def all_gather(a: Tensor, *, group: GroupLike = None) -> Tensor:
-    """All ranks' rows of A, of bf16, f16 or, on CPUs, float32. Every rank has as many. Its gradient is reduce_scatter."""
+    """All ranks' rows of A, of bf16, f16 or float32. Every rank has as many. Its gradient is reduce_scatter."""
     return torch.ops.mkernel.all_gather(a, _name(group))
 
 
@@ -167,8 +170,6 @@ def _copy_gemm(a: Tensor, b: Tensor, group: str) -> Tensor:
 @torch.library.custom_op("mkernel::all_gather", mutates_args=(), schema="(Tensor a, str group) -> Tensor")
 def _all_gather(a: Tensor, group: str) -> Tensor:
     chosen = _checked_rows("all_gather", a, group)
-    if a.is_cuda:  # where the product brings the rows
-        return torch.ops.mkernel.ag_gemm(a, a.new_zeros((a.shape[1], 8)), group, True)[1]
     out = a.new_empty((a.shape[0] * chosen.world, a.shape[1]))
     _launch_collective(chosen, "all-gather", a, out, out.shape[0])
     return out
@@ -178,9 +179,6 @@ def _all_gather(a: Tensor, group: str) -> Tensor:
 def _reduce_scatter(parts: Tensor, group: str, partials: Optional[str] = None) -> Tensor:
     chosen = _checked_rows("reduce_scatter", parts, group)
     _check_divides("reduce_scatter", parts.shape[0], chosen)
-    if parts.is_cuda:
-        one = torch.eye(parts.shape[1], dtype=parts.dtype, device=parts.device)
-        return torch.ops.mkernel.gemm_rs(parts, one, group, None, None, partials)
     out = parts.new_empty((parts.shape[0] // chosen.world, parts.shape[1]))
     _launch_collective(chosen, "reduce-scatter", parts, out, parts.shape[0], partials)
     return out
@@ -363,8 +361,8 @@ def _checked_rows(what: str, a: Tensor, group: str) -> Group:
     chosen = get_group(group)
     if a.dim() != 2:
         raise invalid(f"{what}: the tensor has {a.dim()} dimensions, and must be a matrix: reshape it", chosen.rank)
-    if a.dtype not in (_DTYPES if a.is_cuda else _ANY_DTYPES) or a.device.type not in ("cpu", "cuda"):
-        raise invalid(f"{what}: {a.dtype} on {a.device}: it takes torch.bfloat16 and float16, and on CPUs float32, too", chosen.rank)
+    if a.dtype not in _ANY_DTYPES or a.device.type not in ("cpu", "cuda"):
+        raise invalid(f"{what}: {a.dtype} on {a.device}: it takes torch.bfloat16, float16 and float32, on CPUs or on a GPU", chosen.rank)
     return chosen
 
 
@@ -405,19 +403,27 @@ def _launch(
         **more,
     )
     operands = (a_, b_, products.Operand(c.data_ptr(), c.shape[1]))
-    if a.device.type == "cpu":
-        products.launch(group, name, *operands, **arguments)
-        return
-    with torch.cuda.device(a.device):
-        # Copies made here are freed in the order of the same stream.
-        products.launch(group, name, *operands, device=a.device.index, stream=torch.cuda.current_stream().cuda_stream, **arguments)
+    with _place(a) as place:
+        products.launch(group, name, *operands, **place, **arguments)
 
 
 def _launch_collective(group: Group, name: str, given: Tensor, out: Tensor, m: int, partials: Optional[str] = None) -> None:
     given = given.contiguous()
-    products.launch_collective(
-        group, name, given.data_ptr(), out.data_ptr(), m=m, n=given.shape[1], dtype=_ANY_DTYPES[given.dtype], partials=partials
-    )
+    if given.is_cuda and given.data_ptr() % _GPU_ALIGNMENT != 0:
+        given = given.clone()
+    with _place(given) as place:
+        shape = dict(m=m, n=given.shape[1], dtype=_ANY_DTYPES[given.dtype], partials=partials)
+        products.launch_collective(group, name, given.data_ptr(), out.data_ptr(), **place, **shape)
+
+
+@contextlib.contextmanager
+def _place(x: Tensor) -> Iterator[dict[str, int]]:
+    """Where a launch with x runs: on CPUs, or on x's GPU in its current stream, where copies made for the launch are freed in order."""
+    if not x.is_cuda:
+        yield {}
+        return
+    with torch.cuda.device(x.device):
+        yield dict(device=x.device.index, stream=torch.cuda.current_stream().cuda_stream)
 
 
 def _by_rows(x: Tensor) -> Optional[products.Operand]:
@@ -426,6 +432,6 @@ def _by_rows(x: Tensor) -> Optional[products.Operand]:
     pitch = columns if rows <= 1 else x.stride(0)
     if (columns > 1 and x.stride(1) != 1) or pitch < columns:
         return None
-    if x.is_cuda and pitch != columns and (pitch % 8 != 0 or x.data_ptr() % 16 != 0):
+    if x.is_cuda and pitch != columns and (pitch % 8 != 0 or x.data_ptr() % _GPU_ALIGNMENT != 0):
         return None
     return products.Operand(x.data_ptr(), pitch)
