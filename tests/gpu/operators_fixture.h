@@ -90,6 +90,9 @@ class Operators : public testing::TestWithParam<World> {
     setup.options.sums_once = random_() % 2 == 0;  // GEMM+RS over nodes: both ways to sum a shard
     // Tiles that are summed: at a pace of any kind, also where the operator would choose none.
     setup.options.piece_ns = static_cast<std::uint32_t>(random_() % 4) * 1500;
+    // GEMM+AR over three nodes and more: both ways to exchange the nodes' sums.
+    if (GetParam().op == Op::kGemmAr && GetParam().nodes > 2 && random_() % 2 == 0)
+      setup.tiling.exchange = kernels::Exchange::kTwoShot;
     setup.in_workspace = random_() % 2 == 0;
     setup.gap = static_cast<std::uint32_t>(random_() % 3) * 24;  // between rows
     return setup;
