@@ -19,8 +19,9 @@ struct AgGemmLaunch : Launch {
   AgGemmSchedule schedule;              ///< make_schedule()
   GatherSource shard;                   ///< this rank's rows of A, in the caller's memory
   const std::uint16_t* bias = nullptr;  ///< the caller's, of this rank's n columns; or null
-  std::byte* gathered = nullptr;  ///< where the caller wants the whole A, m rows packed; or null
-  bool in_place = false;          ///< `shard` is what AgGemmPlan::in_place says
+  std::byte* gathered = nullptr;    ///< where the caller wants the whole A, m rows packed; or null
+  std::uint32_t collect_parts = 1;  ///< of each chunk on its way there: an executor's choice
+  bool in_place = false;            ///< `shard` is what AgGemmPlan::in_place says
   Arrival arrival = Arrival::kSideBySide;  ///< of the node's rows, and the order of their tiles
   gather::Sharing sharing;                 ///< but where they are shared in turn by blocks
   gather::PassingOn onward;                ///< of what comes over the network

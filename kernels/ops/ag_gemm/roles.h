@@ -63,6 +63,7 @@ template <class Executor>
 MK_HOST_DEVICE inline bool collect(AgGemmBlock<Executor>& block) {
   const AgGemmLaunch& launch = block.launch;
   return gather::collect(block.gather, launch.shard, launch.gathered, launch.blocks.compute,
+                         launch.collect_parts,
                          [&block](std::uint32_t origin) { return block.schedule.shard(origin); });
 }
 

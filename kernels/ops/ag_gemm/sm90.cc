@@ -81,6 +81,15 @@ gather::PassingOn ag_gemm_passing_on(const GatherSchedule& schedule, const RoleB
   return onward;
 }
 
+std::uint32_t ag_gemm_collect_parts(const GatherSchedule& schedule, const RoleBlocks& blocks,
+                                    std::uint32_t m) {
+  const std::uint32_t world = schedule.world().size();
+  // (All but the header's.)
+  const std::uint32_t chunks = world * (schedule.chunks(shard_rows_max(m, world)) - 1);
+  return cuda::copy_parts(chunks, schedule.geometry().chunk_bytes, blocks.compute,
+                          /*onward=*/false, /*targets=*/1);
+}
+
 Result<std::unique_ptr<AgGemmCuda>> AgGemmCuda::create(const AgGemmPlan& plan,
                                                        const RankContext& context,
                                                        const CudaOptions& options) {
@@ -184,6 +193,7 @@ Status AgGemmCuda::launch(cudaStream_t stream, const void* a_shard, std::uint64_
       ag_gemm_sharing(schedule.gather(), blocks(), shard_rows, dma_ != nullptr);
   arguments_.launch.onward = ag_gemm_passing_on(schedule.gather(), blocks(), m, passes_on_by_dma());
   arguments_.launch.gathered = static_cast<std::byte*>(gathered);
+  arguments_.launch.collect_parts = ag_gemm_collect_parts(schedule.gather(), blocks(), m);
   if (!dma_) return enqueue(stream, c, ldc);
   if (!dma_status_) return dma_status_;
   MK_RETURN_IF_ERROR(dma_->mark(stream));

@@ -30,6 +30,9 @@ gather::Sharing ag_gemm_sharing(const GatherSchedule& schedule, const RoleBlocks
                                 std::uint32_t rows, bool by_dma);
 gather::PassingOn ag_gemm_passing_on(const GatherSchedule& schedule, const RoleBlocks& blocks,
                                      std::uint32_t m, bool by_dma);
+/// In how many parts `blocks.compute` blocks bring each chunk of all m rows to the caller.
+std::uint32_t ag_gemm_collect_parts(const GatherSchedule& schedule, const RoleBlocks& blocks,
+                                    std::uint32_t m);
 
 /// One rank's operator, on the device that was current at creation. Not thread-safe, except that
 /// `status()` may be asked from any thread. What holds for creation and launches of GemmArCuda

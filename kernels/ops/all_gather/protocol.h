@@ -42,6 +42,7 @@ struct AllGatherLaunch : Launch {
   std::byte* all = nullptr;  ///< the caller's output: m rows
   gather::Sharing sharing;
   gather::PassingOn onward;
+  std::uint32_t collect_parts = 1;  ///< of each chunk on its way to `all`: an executor's choice
 
   /// When m is settled, before the blocks begin.
   void make_schedule() {
@@ -90,6 +91,7 @@ MK_HOST_DEVICE inline bool run_role(AllGatherBlock<Executor>& block) {
     default:
       if (launch.mode == Mode::kUnfused && !block.gather.await_all()) return false;
       return gather::collect(block.gather, launch.rows, launch.all, collectors,
+                             launch.collect_parts,
                              [&launch](std::uint32_t rank) { return launch.shards.of(rank); });
   }
 }

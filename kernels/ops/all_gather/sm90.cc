@@ -38,6 +38,7 @@ struct AllGather {
     launch.sharing =
         ag_gemm_sharing(launch.schedule, launch.blocks, launch.rows.rows, /*by_dma=*/false);
     launch.onward = ag_gemm_passing_on(launch.schedule, launch.blocks, launch.m, /*by_dma=*/false);
+    launch.collect_parts = ag_gemm_collect_parts(launch.schedule, launch.blocks, launch.m);
   }
 };
 

@@ -134,6 +134,7 @@ class AgGemmSimulation : private SimOperator {
                                                      : Arrival::kSideBySide;
     rank.dma_starts = 0;
     rank.launch.onward = SimExecutor::onward(rank.launch);
+    rank.launch.collect_parts = 1 + dice % 3;
     if (rank.launch.sharing.by_dma && plan_.nodes > 1 && plan_.gather.banks == 1)
       rank.launch.onward.dma_chunks = 1 + dice % 4;
     rank.launch.shard = GatherSource::of(rank.a.data(), (k + 1) * kElementBytes,

@@ -88,6 +88,7 @@ class AllGatherSimulation : private SimOperator {
     launch.all = reinterpret_cast<std::byte*>(rank.all.data());
     launch.sharing = SimExecutor::sharing(launch);
     launch.onward = SimExecutor::onward(launch);
+    launch.collect_parts = 1 + (launch.epoch + index) % 3;
   }
   bool run_role(std::uint32_t rank, Role role, std::uint32_t index, BlockTotals& totals,
                 const SimExecutor& frame) override {

@@ -112,5 +112,30 @@ TEST(Tilings, RowsAreHandedOutInTheOrderInWhichTheyAreNeeded) {
   EXPECT_TRUE(ag_gemm_sharing(schedule, blocks, 2048, true).by_dma);
 }
 
+// The caller gets few large chunks by all blocks, many by one block each.
+TEST(Tilings, BlocksShareInChunksOnTheirWayToTheCaller) {
+  RoleBlocks blocks;
+  blocks.compute = 120;
+  for (const std::uint32_t locals : {2u, 4u, 8u}) {
+    for (const std::uint32_t m : {1024u, 4096u, 65536u}) {
+      SCOPED_TRACE(testing::Message() << m << " rows, " << locals << " ranks");
+      const auto plan = AgGemmPlan::make(1, locals, Shape{m, 8, 8192}, DType::kBf16,
+                                         Tiling{128, 128, 1u << 21, 0, 0});
+      ASSERT_TRUE(plan) << plan.error().message;
+      const GatherSchedule schedule(plan->gather, {1, locals, 0, 0});
+      const std::uint32_t parts = ag_gemm_collect_parts(schedule, blocks, m);
+      const std::uint32_t chunks = locals * (schedule.chunks(m / locals) - 1);
+      EXPECT_LE(plan->gather.chunk_bytes / parts, 1u << 21);
+      EXPECT_GE(plan->gather.chunk_bytes / parts, 48u << 10);
+      if (chunks <= 8) {
+        EXPECT_GE(chunks * parts, 2 * blocks.compute);
+      }
+      if (m == 65536) {
+        EXPECT_EQ(parts, 1u);
+      }
+    }
+  }
+}
+
 }  // namespace
 }  // namespace mk::kernels
