@@ -179,8 +179,9 @@ class GemmArBlock : public SumBlock<Executor, GemmArLaunch> {
   /// Two-shot: the chunk is finished, and here.
   MK_HOST_DEVICE bool await_finished_chunk(std::uint32_t chunk) {
     const std::uint32_t node = chunk % world.nodes;
+    // This rank may wait for another node's sums.
     if (node == world.node)
-      return await([&] { return reduced_site(chunk); }, finished_flag(chunk), epoch);
+      return await([&] { return site_of_finished(chunk); }, finished_flag(chunk), epoch);
     const std::uint32_t flag = schedule.flags().arrival(
         bank, world.node, node, schedule.finished_flag(chunk / world.nodes));
     // That node may wait for another.
