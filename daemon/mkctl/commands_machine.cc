@@ -45,8 +45,13 @@ void print(const Commands& commands, const std::string& command, const std::stri
   }
 }
 
-/// The ranks of the daemon that the flags or the configuration name; none when it does not answer.
-std::vector<topology::PlacedRank> placed_ranks(const Commands& commands) {
+/// The daemon that the flags or the configuration name, if it answers.
+struct RunningDaemon {
+  std::optional<daemon::Config> config;  ///< that in effect; none: it does not tell
+  std::vector<topology::PlacedRank> ranks;
+};
+
+RunningDaemon ask_running(const Commands& commands) {
   TargetFlags flags{.address = commands.given("--address"),
                     .config = commands.given("--config"),
                     .timeout = "2s",
@@ -55,30 +60,38 @@ std::vector<topology::PlacedRank> placed_ranks(const Commands& commands) {
                     .tls_cert = commands.given("--tls-cert"),
                     .tls_key = commands.given("--tls-key"),
                     .tls_ca = commands.given("--tls-ca")};
+  RunningDaemon found;
   auto targets = find_targets(flags);
-  if (!targets) return {};
+  if (!targets) return found;
   Daemon running(std::move(targets->front()));
   v1::ListSessionsResponse list;
-  if (!running.ask(&v1::Admin::Stub::ListSessions, v1::ListSessionsRequest(), list).ok()) return {};
-  std::vector<topology::PlacedRank> ranks;
+  if (!running.ask(&v1::Admin::Stub::ListSessions, v1::ListSessionsRequest(), list).ok())
+    return found;
   for (const v1::Session& one : list.sessions()) {
-    ranks.push_back({printable(one.job()), one.rank(), one.rail(), printable(one.gpu()),
-                     printable(one.cpus()), printable(one.rail_why())});
+    found.ranks.push_back({printable(one.job()), one.rank(), one.rail(), printable(one.gpu()),
+                           printable(one.cpus()), printable(one.rail_why())});
   }
-  return ranks;
+  v1::GetConfigResponse told;
+  if (!running.ask(&v1::Admin::Stub::GetConfig, v1::GetConfigRequest(), told).ok()) return found;
+  auto parsed = daemon::parse_config(told.toml(), "the daemon's configuration", {});
+  if (parsed) found.config = std::move(*parsed);
+  return found;
 }
 
+/// A file that is named is what the caller asks about; else what the running daemon goes by counts
+/// for more than the file that it would read today.
 int show_topology(const Commands& commands, const std::string& xml) {
-  const auto config = configuration(commands);
+  RunningDaemon running;
+  if (xml.empty()) running = ask_running(commands);
+  auto config = configuration(commands);
+  if (commands.given("--config").empty() && running.config) config = std::move(*running.config);
   if (!config) return complain(config.error(), kExitUsage);
   const auto machine = xml.empty() ? topology::read_machine() : topology::read_machine(xml);
   if (!machine) return complain(machine.error(), kExitUnhealthy);
   const auto choices = topology::choose_nics(*machine, *config);
   const auto shown = choices.value_or(std::vector<topology::RailChoice>());
-  std::vector<topology::PlacedRank> ranks;
-  if (xml.empty()) ranks = placed_ranks(commands);
-  print(commands, "topology", topology::draw(*machine, shown, ranks, config->gpu_rails),
-        topology::to_json(*machine, shown, ranks, config->gpu_rails));
+  print(commands, "topology", topology::draw(*machine, shown, running.ranks, config->gpu_rails),
+        topology::to_json(*machine, shown, running.ranks, config->gpu_rails));
   return choices ? kExitOk : complain(choices.error(), kExitUnhealthy);
 }
 

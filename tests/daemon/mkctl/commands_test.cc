@@ -2,6 +2,7 @@
 // once; what is written to files; and that all JSON keeps its schema.
 #include <unistd.h>
 
+#include <fstream>
 #include <set>
 
 #include "tests/daemon/mkctl/json_check.h"
@@ -90,6 +91,16 @@ TEST_F(WithJob, DrawsTheMachineWithItsRanksAndWhatDecidedTheirRails) {
   const auto json = nlohmann::json::parse(ask({"topology", "--json"}).out, nullptr, false);
   EXPECT_EQ(json["ranks"][0]["why"], "the only one");
   EXPECT_NE(json["ranks"][0]["cpus"], "");
+}
+
+// Not those of the file that mkctl would find here.
+TEST_F(WithDaemon, DrawsTheRailsOfTheRunningDaemon) {
+  start({"--rails", "3"});
+  const auto json = ask_json({"topology"});
+  EXPECT_EQ(json["rails"].size(), 3u);
+  const std::string other = folder / "other.toml";
+  std::ofstream(other) << "fabric = { name = \"null\", rails = 2 }\n";
+  EXPECT_EQ(ask_json({"--config", other, "topology"})["rails"].size(), 2u) << "the file was named";
 }
 
 TEST_F(WithJob, PrintsMetricsAsPrometheusWouldSeeThem) {
