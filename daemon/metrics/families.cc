@@ -131,8 +131,12 @@ void add_daemon(Families& out, const MetricsSample& sample) {
              {"fabric", label_text(sample.fabric)}});
   out.gauge("mkernel_start_time_seconds", "When the daemon started, since the epoch.",
             sample.start_time_seconds);
-  out.gauge("mkernel_control_responsive", "1 when the control thread answered this scrape.",
-            sample.control ? 1 : 0);
+  out.gauge("mkernel_waiting", "1 while the daemon waits for its network, and serves no job.",
+            sample.waiting ? 1 : 0);
+  if (!sample.waiting) {
+    out.gauge("mkernel_control_responsive", "1 when the control thread answered this scrape.",
+              sample.control ? 1 : 0);
+  }
   const char* reloads = "Reloads of the configuration (SIGHUP), by their result.";
   out.counter("mkernel_config_reloads_total", reloads,
               static_cast<double>(sample.reloads.succeeded), {{"result", "success"}});

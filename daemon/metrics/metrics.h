@@ -46,6 +46,7 @@ struct MetricsSample {
   NodeId node = 0;
   std::string version, build, fabric;
   double start_time_seconds = 0;  ///< of the daemon, since the epoch
+  bool waiting = false;           ///< for its network: then only what does not need that is told
   std::uint32_t sessions_max = 0;
   std::optional<ControlSnapshot> control;  ///< nothing when the control thread did not answer
   std::vector<const ProxyStats*> rails;    ///< index = rail

@@ -98,15 +98,21 @@ class Daemon::Impl {
     waiting.reset();
     MK_RETURN_IF_ERROR(listen_for_admins(at_admin));
     admin->set_listen(server->address().text());
-    if (config.metrics.listen) {
-      MK_ASSIGN_OR_RETURN(
-          metrics, MetricsEndpoint::listen(*config.metrics.listen, [this] { return sample(); }));
-    }
+    has_network = true;
+    MK_RETURN_IF_ERROR(serve_metrics(config));
     MK_RETURN_IF_ERROR(node->start(*peers));
     peers->start();
     set_open(true);
     if (tls.enabled()) watch_certificates(config);
     return discover(config, tls);
+  }
+
+  /// From the first call on, if the configuration asks for them.
+  Status serve_metrics(const Config& config) {
+    if (metrics || !config.metrics.listen) return {};
+    MK_ASSIGN_OR_RETURN(
+        metrics, MetricsEndpoint::listen(*config.metrics.listen, [this] { return sample(); }));
+    return {};
   }
 
   /// Attempts again and again while what it needs may come later and somebody waits for it.
@@ -124,6 +130,7 @@ class Daemon::Impl {
           const Status listening = waiting->listen(at_admin);
           if (!listening) logger.write(LogLevel::kWarning, listening.error().message);
         }
+        MK_RETURN_IF_ERROR(serve_metrics(live.get()));
       }
       waiting->set_what(what, reload_problems());
       const WaitEnd end = wait(what);
@@ -338,12 +345,21 @@ class Daemon::Impl {
 
   MetricsSample sample() {
     MetricsSample sample;
-    sample.node = node->id();
+    const Config config = live.get();
+    sample.node = config.node_id;
     sample.version = version_text();
     sample.build = build_text();
-    sample.fabric = node->capabilities(0).name;
+    sample.fabric = config.fabric.name;
     sample.start_time_seconds = std::chrono::duration<double>(began.time_since_epoch()).count();
-    sample.sessions_max = live.get().limits.sessions;
+    sample.sessions_max = config.limits.sessions;
+    if (config.tls.enabled()) sample.certificates = certificates.metrics();
+    {
+      std::lock_guard lock(reload_mutex);
+      sample.reloads = reloads;
+    }
+    sample.waiting = !has_network;
+    if (sample.waiting) return sample;
+    sample.fabric = node->capabilities(0).name;
     if (auto snapshot = node->snapshot()) sample.control = std::move(*snapshot);
     for (std::uint32_t rail = 0; rail < node->rails(); ++rail) {
       sample.rails.push_back(&node->proxy_stats(rail));
@@ -352,9 +368,6 @@ class Daemon::Impl {
       sample.peers.push_back({peer.node, peer.state == PeerState::kUp, peer.messages_sent,
                               peer.messages_received, peer.breaks});
     }
-    if (live.get().tls.enabled()) sample.certificates = certificates.metrics();
-    std::lock_guard lock(reload_mutex);
-    sample.reloads = reloads;
     return sample;
   }
 
@@ -449,8 +462,8 @@ class Daemon::Impl {
   std::unique_ptr<AdminGuard> lookers, changers;
   std::unique_ptr<WaitingAdmin> waiting;  ///< while something is not there yet
   std::unique_ptr<GrpcServer> server, admin_server;
-  std::unique_ptr<MetricsEndpoint> metrics;
-  std::atomic<bool> open = false;  ///< neither starting, nor drained, nor shutting down
+  std::atomic<bool> has_network = false;  ///< `node` and `peers` are there, and the port is open
+  std::atomic<bool> open = false;         ///< neither starting, nor drained, nor shutting down
   std::mutex serving_mutex;
   OwnCertificates certificates{logger};
   TlsRefusals tls_refusals{logger};
@@ -460,7 +473,8 @@ class Daemon::Impl {
   std::unique_ptr<Discovery> discovery;
   bool stopped = false;
   std::mutex drain_mutex;
-  bool shutting_down = false;  ///< nobody resumes it any more
+  bool shutting_down = false;                ///< nobody resumes it any more
+  std::unique_ptr<MetricsEndpoint> metrics;  ///< asks all of the above
 };
 
 Result<std::unique_ptr<Daemon>> Daemon::start(const Config& config, Logger& logger,

@@ -194,6 +194,17 @@ TEST(Metrics, WithoutTheControlThreadTheRestIsStillThere) {
   EXPECT_FALSE(families.contains("mkernel_sessions"));
 }
 
+TEST(Metrics, AWaitingDaemonTellsWhatNeedsNoNetwork) {
+  MetricsSample sample;
+  sample.waiting = true;
+  auto families = families_of(sample);
+  EXPECT_EQ(families["mkernel_waiting"].metric[0].gauge.value, 1);
+  EXPECT_TRUE(families.contains("mkernel_build_info"));
+  EXPECT_FALSE(families.contains("mkernel_control_responsive")) << "it is not stuck";
+  const ProxyStats proxy;
+  EXPECT_EQ(families_of(busy_sample(proxy))["mkernel_waiting"].metric[0].gauge.value, 0);
+}
+
 TEST(Metrics, HistogramsCountEveryValueOnceBelowItsBound) {
   const unsigned seed = std::random_device{}();
   std::mt19937_64 random(seed);

@@ -13,9 +13,11 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
 
 PATIENCE_S = 60
 ADDRESS = "192.0.2.77"  # for documentation (RFC 5737)
+METRICS = "127.0.0.1:9464"  # the namespace has no other user of it
 mkerneld, mkctl = sys.argv[1:3]
 if "MK_IN_NAMESPACE" not in os.environ:
     unshare = ["unshare", "--user", "--map-root-user", "--net"]
@@ -55,9 +57,14 @@ def eventually(what, done):
 
 def start(folder, listen, fabric):
     config = pathlib.Path(folder) / "mk.toml"
-    config.write_text(f'listen = "{listen.format(folder=folder)}"\nsocket.path = "{folder}/s.sock"\n{fabric}\n')
+    config.write_text(f'listen = "{listen.format(folder=folder)}"\nsocket.path = "{folder}/s.sock"\nmetrics.listen = "{METRICS}"\n{fabric}\n')
     return subprocess.Popen([mkerneld, "--config", config, "--ready-file", f"{folder}/ready", "--log-format", "text"],
                             stderr=subprocess.PIPE, text=True)
+
+
+def metrics():
+    with urllib.request.urlopen(f"http://{METRICS}/metrics", timeout=PATIENCE_S) as answer:
+        return answer.read().decode()
 
 
 def check(listen, fabric, waits_for):
@@ -76,10 +83,14 @@ def check(listen, fabric, waits_for):
                 assert said_no.returncode == 1 and waits_for in said_no.stderr, said_no
                 assert ask("version").returncode == 0, "liveness"
                 assert not ready.exists() and daemon.poll() is None
+                scraped = metrics()
+                assert 'mkernel_waiting{node="0"} 1' in scraped and "mkernel_control_responsive" not in scraped, scraped
                 set_address(True)
                 eventually("it is ready", ready.exists)
                 assert ask("ready").returncode == 0
                 assert ask("status").stdout.startswith("node 0: ok\n")
+                scraped = metrics()
+                assert 'mkernel_waiting{node="0"} 0' in scraped and 'mkernel_control_responsive{node="0"} 1' in scraped, scraped
             finally:
                 daemon.send_signal(signal.SIGTERM)
             assert daemon.wait(PATIENCE_S) == 0
