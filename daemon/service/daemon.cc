@@ -22,6 +22,7 @@
 #include "daemon/service/node_options.h"
 #include "daemon/service/own_certificates.h"
 #include "daemon/service/process.h"
+#include "daemon/service/reload_record.h"
 #include "daemon/service/tls_refusals.h"
 #include "daemon/service/version.h"
 #include "daemon/service/waiting_admin.h"
@@ -132,10 +133,10 @@ class Daemon::Impl {
         }
         MK_RETURN_IF_ERROR(serve_metrics(live.get()));
       }
-      waiting->set_what(what, reload_problems());
+      waiting->set_what(what, reloads.problems());
       const WaitEnd end = wait(what);
       if (!end.go_on) return fail(ErrorCode::kAborted, "stopped while {}", what);
-      if (!end.refused_reload.empty()) note_reload({true, end.refused_reload});
+      if (!end.refused_reload.empty()) reloads.note(end.refused_reload);
     }
   }
 
@@ -178,23 +179,13 @@ class Daemon::Impl {
   /// What is wrong with the daemon as a whole.
   std::vector<std::string> problems() {
     std::vector<std::string> all = certificates.faults();
-    for (std::string& one : reload_problems()) all.push_back(std::move(one));
+    for (std::string& one : reloads.problems()) all.push_back(std::move(one));
     std::lock_guard lock(peers_mutex);
     const std::string trouble = discovery ? discovery->trouble() : "";
     if (!trouble.empty()) {
       all.push_back(fmt::format("discovery ({}): {}", live.get().discovery.kind, trouble));
     }
     return all;
-  }
-
-  /// That the last reload was refused, if it was.
-  std::vector<std::string> reload_problems() {
-    std::lock_guard lock(reload_mutex);
-    if (reload_refused.empty()) return {};
-    return {
-        fmt::format("the last reload was refused: {}; mkctl config diff shows what the file would "
-                    "change",
-                    reload_refused)};
   }
 
   void watch_certificates(const Config& config) {
@@ -293,15 +284,8 @@ class Daemon::Impl {
 
   ReloadReport reload(const Result<Config>& loaded) {
     ReloadReport report = take_over(loaded);
-    note_reload(report);
+    reloads.note(report.refused ? report.text : "");
     return report;
-  }
-
-  void note_reload(const ReloadReport& report) {
-    std::lock_guard lock(reload_mutex);
-    ++(report.refused ? reloads.refused : reloads.succeeded);
-    reloads.last_succeeded = !report.refused;
-    reload_refused = report.refused ? report.text : "";
   }
 
   ReloadReport take_over(const Result<Config>& loaded) {
@@ -353,10 +337,7 @@ class Daemon::Impl {
     sample.start_time_seconds = std::chrono::duration<double>(began.time_since_epoch()).count();
     sample.sessions_max = config.limits.sessions;
     if (config.tls.enabled()) sample.certificates = certificates.metrics();
-    {
-      std::lock_guard lock(reload_mutex);
-      sample.reloads = reloads;
-    }
+    sample.reloads = reloads.metrics();
     sample.waiting = !has_network;
     if (sample.waiting) return sample;
     sample.fabric = node->capabilities(0).name;
@@ -449,9 +430,7 @@ class Daemon::Impl {
   const std::shared_ptr<std::atomic<std::uint64_t>> control_turns =
       std::make_shared<std::atomic<std::uint64_t>>(0);
   const std::chrono::system_clock::time_point began = std::chrono::system_clock::now();
-  std::mutex reload_mutex;
-  ReloadMetrics reloads;
-  std::string reload_refused;  ///< why, until the next good one
+  ReloadRecord reloads;
   std::mutex source_mutex;
   std::string config_file;
   std::function<Result<Config>()> load_config;  ///< empty: there is nothing to load again
