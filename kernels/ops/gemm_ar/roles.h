@@ -38,8 +38,8 @@
 ///  - Staging bank: written in e after the daemon has read what e - b sent from it
 ///    (LocalWords::sent_in).
 ///  - Receive bank: written in e after its reader has ended e - b, or released it (comm/banks.h).
-///  - Launch records: a rank in launch e + 2 has seen this rank's tiles of e + 1. So this rank is
-///    done with the records of e, whose place those of e + 2 take.
+///  - Launch records: those of e + 2 take the place of those of e. A rank writes them after all
+///    local ranks have ended e (`finished`).
 #pragma once
 
 #include <cstdint>

@@ -89,9 +89,12 @@ class AllToAllBlock : public OperatorBlock<Executor> {
     copy(from, this->at(local, plan.slot(this->epoch, source)), plan.block_bytes);
     this->publish_at_local(local, plan.here(source));
   }
+  /// `source`'s block is in its slot here. From another node it comes by two steps: 2 hops.
   MK_HOST_DEVICE bool await_here(std::uint32_t source) {
-    return this->await([&] { return this->site(FlagKind::kRowsReady, source, source, 0, 2); },
-                       this->word(this->at(plan.here(source))), this->epoch);
+    const auto who = [&] {
+      return this->site(FlagKind::kRowsReady, source, /*index0=*/source, /*index1=*/0, /*hops=*/2);
+    };
+    return this->await(who, this->word(this->at(plan.here(source))), this->epoch);
   }
 };
 
@@ -128,14 +131,20 @@ MK_HOST_DEVICE inline bool send(AllToAllBlock<Executor>& block) {
     return Route{node, plan.staging(block.bank, node), plan.receive(block.bank, world.node),
                  flags.arrival(block.bank, node, world.node, 0)};
   };
-  const bool sent = channel.send_when_ready(
-      {ChunkRun::below(1, 0, 1), world.nodes - 1, plan.node_bytes(), world.node, &flags}, route_to,
-      [&](std::uint32_t) {
-        return ByteRange{0, static_cast<std::uint32_t>(plan.node_bytes())};
-      },
-      [&](std::uint32_t, std::uint32_t count) { return count; });  // it is all in staging
-  if (!sent) return false;
+  // All that goes to a node is one chunk, and a peer on each other node gets one.
+  const Sending one_each{.run = ChunkRun::below(/*chunks=*/1, /*first=*/0, /*step=*/1),
+                         .peers = world.nodes - 1,
+                         .chunk_bytes = plan.node_bytes(),
+                         .origin = world.node,
+                         .await_releases = &flags};
+  const auto all_of_it = [&](std::uint32_t /*chunk*/) {
+    return ByteRange{/*begin=*/0, static_cast<std::uint32_t>(plan.node_bytes())};
+  };
+  // It is all in staging: what is asked about is ready.
+  const auto ready = [](std::uint32_t /*chunk*/, std::uint32_t count) { return count; };
+  if (!channel.send_when_ready(one_each, route_to, all_of_it, ready)) return false;
   channel.note_sent();
+  // Chunks of this launch to a node, and from it.
   const auto one_chunk = [](std::uint32_t) { return 1u; };
   return end_exchange(block, channel, flags, one_chunk, one_chunk);
 }
