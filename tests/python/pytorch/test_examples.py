@@ -3,6 +3,7 @@ import json
 import os
 import pathlib
 import re
+import statistics
 import subprocess
 import sys
 
@@ -47,7 +48,9 @@ def test_the_script_of_the_tutorial_runs_as_the_tutorial_says(tmp_path):
 
 
 def steps_of(output):
-    return {int(step): (float(loss), float(norm)) for step, loss, norm in re.findall(r"^step (\d+): loss (\S+), norm (\S+)$", output, re.M)}
+    found = re.findall(r"^step (\d+): loss (\S+), norm (\S+), (\d+) tokens/s$", output, re.M)
+    assert all(int(rate) > 0 for *_, rate in found), output
+    return {int(step): (float(loss), float(norm)) for step, loss, norm, _ in found}
 
 
 def test_the_training_script_of_the_tutorial_trains_and_goes_on_over_another_number_of_nodes(cluster, tmp_path):
@@ -55,8 +58,17 @@ def test_the_training_script_of_the_tutorial_trains_and_goes_on_over_another_num
     (script,) = [block for block in re.findall(r"^```python\n(.*?)^```", page, re.M | re.S) if "argparse" in block]
     train = tmp_path / "train.py"
     train.write_text(script, encoding="utf-8")
-    whole = steps_of(torchrun(cluster, train, "--checkpoints", tmp_path / "whole", "--steps", "12")[0])
+    said = torchrun(cluster, train, "--checkpoints", tmp_path / "whole", "--steps", "12")[0]
+    whole = steps_of(said)
     assert sorted(whole) == list(range(12)) and whole[11][0] < 0.95 * whole[0][0]
+    # The rates are those of the steps, and the median is theirs.
+    rates = [int(rate) for rate in re.findall(r"^step .*, (\d+) tokens/s$", said, re.M)]
+    assert abs(int(re.search(r"^median without the first 3 steps: (\d+) tokens/s$", said, re.M)[1]) - statistics.median(rates[3:])) <= 1, said
+    # PyTorch's own tensor parallelism trains the same model, without mkernel.
+    said = torchrun(cluster, train, "--checkpoints", tmp_path / "baseline", "--steps", "4", "--baseline")[0]
+    baseline = steps_of(said)
+    assert sorted(baseline) == list(range(4)) and "mkernel.Group" not in said
+    assert all(abs(baseline[step][i] - whole[step][i]) < 0.02 * whole[step][i] for step in range(4) for i in range(2)), (baseline, whole)
     # Compiled, to its first checkpoint; then eager from there, and then on one node of the two.
     compiled = steps_of(torchrun(cluster, train, "--checkpoints", tmp_path / "parts", "--steps", "5", "--compile", "aot_eager")[0])
     assert all(abs(compiled[step][0] - whole[step][0]) < 0.02 * whole[step][0] for step in range(5))
