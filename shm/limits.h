@@ -40,8 +40,8 @@ inline constexpr unsigned kOffsetBits = 48;
 inline constexpr std::uint64_t kBufferBytesMax = 1ull << kOffsetBits;
 
 /// The largest job: ranks, nodes, and ranks of one node.
-inline constexpr std::uint32_t kWorldMax = 1024;
-inline constexpr std::uint32_t kNodesMax = 128;
+inline constexpr std::uint32_t kWorldMax = 8192;
+inline constexpr std::uint32_t kNodesMax = 1024;
 inline constexpr std::uint32_t kLocalRanksMax = 16;
 
 /// Commands of one submission to the NIC.
@@ -86,7 +86,8 @@ static_assert(kRingSlotsMin > kBatchMax, "a ring holds at least one full batch")
 static_assert(kBuffersMax < 1u << 16, "handles are 16 bits");
 static_assert(kWorldMax < 1u << 16, "a command names its peer in 16 bits");
 static_assert(exchange_blob_bytes_max(63) == kExchangeBlobBytesMax);
-static_assert(exchange_blob_bytes_max(kWorldMax) == 4091);
+static_assert(exchange_blob_bytes_max(1024) == 4091);
+static_assert(exchange_blob_bytes_max(kWorldMax) == 507);
 static_assert(kJobNameBytesMax + kJobSecretBytesMax + kPciAddressBytesMax + kNameBytesMax <=
                   kHandshakeBytesMax / 2,
               "an Attach and a Hello fit, with room for fields to come");

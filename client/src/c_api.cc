@@ -155,7 +155,8 @@ mk_status mk_session_attach_group(const mk_attach_options* options, uint32_t fro
     MK_RETURN_IF_ERROR(check_present(ranks, "ranks"));
     if (count > mk::shm::kWorldMax) {
       return mk::fail(mk::ErrorCode::kInvalidArgument,
-                      "a group of {} ranks; at most {} are possible", count, mk::shm::kWorldMax);
+                      "a group of {} ranks; at most {} are possible: split it", count,
+                      mk::shm::kWorldMax);
     }
     MK_ASSIGN_OR_RETURN(const auto whole, options_of(options, from_environment != 0));
     MK_ASSIGN_OR_RETURN(

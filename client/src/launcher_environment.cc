@@ -315,7 +315,7 @@ class Place {
       nodes += *times;
       if (nodes > shm::kNodesMax) {
         return fail(ErrorCode::kInvalidArgument,
-                    "{}={}: a job has at most {} nodes, not {} or more", variable, text,
+                    "{}={}: a job has at most {} nodes, not {} or more: split it", variable, text,
                     shm::kNodesMax, nodes);
       }
     }

@@ -115,8 +115,9 @@ Result<OperatorMemory> OperatorMemory::create(Session::Impl& session, std::strin
   if (!own) {
     // The others need not wait for their deadline to hear of it.
     const auto code = static_cast<std::uint32_t>(own.error().code);
-    (void)session.exchange(tag, Announced::pack({code}, nullptr, own.error().message),
-                           kRefusalTimeout);
+    const std::size_t most = shm::exchange_blob_bytes_max(options.world) - sizeof(Announcement);
+    const std::string_view why = std::string_view(own.error().message).substr(0, most);
+    (void)session.exchange(tag, Announced::pack({code}, nullptr, why), kRefusalTimeout);
     return propagate(own);
   }
   const auto blobs = session.exchange(

@@ -35,7 +35,8 @@ Status check_place(const AttachOptions& o) {
   }
   if (o.world > shm::kWorldMax || o.nodes > shm::kNodesMax || o.local_size > shm::kLocalRanksMax) {
     return fail(ErrorCode::kLimitExceeded,
-                "a job has at most {} ranks on {} nodes with {} ranks each; asked for {}, {}, {}",
+                "a job has at most {} ranks on {} nodes with {} ranks each; asked for {}, {}, {}: "
+                "split it into smaller jobs",
                 shm::kWorldMax, shm::kNodesMax, shm::kLocalRanksMax, o.world, o.nodes,
                 o.local_size);
   }

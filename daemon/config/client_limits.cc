@@ -3,11 +3,13 @@
 #include <algorithm>
 
 #include "daemon/config/units.h"
+#include "shm/limits.h"
 
 namespace mk::daemon {
 namespace {
 
-constexpr std::uint64_t kOwnDescriptorsMax = 1024;
+/// Connections with the other nodes, and as many of all else.
+constexpr std::uint64_t kOwnDescriptorsMax = 2 * shm::kNodesMax;
 
 /// One user's part of what all have; of little, too, there is one.
 template <class T>

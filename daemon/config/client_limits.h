@@ -30,7 +30,7 @@ struct ClientLimits {
 
 /// "auto" in the configuration is, of host memory, 80% of the machine's for all clients; three
 /// quarters of that for one user, and half of it for one session. Of descriptors, all but a
-/// quarter, at most 1024, which stays the daemon's own; three quarters of the rest for one user. Of
+/// quarter, at most 2048, which stays the daemon's own; three quarters of the rest for one user. Of
 /// sessions, rings and buffers, three quarters of those there are for one user.
 ClientLimits client_limits(const Config& config, const MachineLimits& machine);
 

@@ -31,7 +31,8 @@ Status check_shape(const shm::Attach& a) {
                 shm::kJobNameBytesMax);
   }
   if (a.nodes == 0 || a.nodes > shm::kNodesMax) {
-    return fail(kBad, "job '{}': {} nodes; 1 to {} are possible", a.job, a.nodes, shm::kNodesMax);
+    return fail(kBad, "job '{}': {} nodes; 1 to {} are possible: split a larger job", a.job,
+                a.nodes, shm::kNodesMax);
   }
   if (a.local_size == 0 || a.local_size > shm::kLocalRanksMax) {
     return fail(kBad, "job '{}': {} ranks per node; 1 to {} are possible", a.job, a.local_size,
@@ -305,7 +306,9 @@ Result<Session*> ControlPlane::Impl::create_session(Client& client, const shm::A
                                       .stats = session->stats.get(),
                                       .outstanding_max = options_.outstanding_max,
                                       .weight = share.weight,
-                                      .limit = share.limit});
+                                      .limit = share.limit,
+                                      .world = attach.world,
+                                      .nodes = attach.nodes});
   Session* raw = session.get();
   sessions_.emplace(raw->id, std::move(session));
   return raw;

@@ -23,9 +23,13 @@ std::string fold(std::span<const std::uint32_t> ranks) {
 }  // namespace
 
 std::string describe_ranks(std::span<const std::uint32_t> ranks, std::uint32_t local_size) {
+  constexpr std::size_t kNodesShown = 16;
   if (ranks.empty()) return "none";
   std::string text;
-  for (std::size_t first = 0; first < ranks.size();) {
+  std::size_t shown = 0;
+  for (std::size_t first = 0; first < ranks.size(); ++shown) {
+    if (shown == kNodesShown)
+      return text + fmt::format(", and {} ranks more", ranks.size() - first);
     const std::uint32_t node = ranks[first] / local_size;
     std::size_t end = first;
     while (end < ranks.size() && ranks[end] / local_size == node) ++end;

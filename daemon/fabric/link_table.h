@@ -8,17 +8,15 @@
 /// link's number is never used again.
 #pragma once
 
-#include <algorithm>
 #include <array>
 #include <atomic>
 #include <memory>
 #include <utility>
 
 #include "daemon/fabric/fabric.h"
+#include "daemon/fabric/link_slots.h"
 
 namespace mk::fabric {
-
-inline constexpr std::uint32_t kLinksMax = 256;
 
 /// What every link has; a fabric's link derives from it.
 struct LinkBase {
@@ -35,7 +33,7 @@ class LinkTable {
   Result<L*> add(std::unique_ptr<L> link) {
     for (std::uint32_t tries = 0; tries < kLinksMax; ++tries) {
       const LinkId id = next_++;
-      std::unique_ptr<L>& slot = owned_[id % kLinksMax];
+      std::unique_ptr<L>& slot = owned_[link_slot(id)];
       if (slot && !slot->closed.load(std::memory_order_acquire)) continue;
       link->id = id;
       slot = std::move(link);
@@ -51,38 +49,31 @@ class LinkTable {
     }
   }
   /// Control thread. Shows an added link to the proxy.
-  void publish(L& link) {
-    slots_[link.id % kLinksMax].store(&link, std::memory_order_release);
-    const std::uint32_t slots = std::min(link.id + 1, kLinksMax);
-    if (slots > slot_count_.load(std::memory_order_relaxed))
-      slot_count_.store(slots, std::memory_order_release);
-  }
+  void publish(L& link) { slots_.show(link); }
   /// Control thread: the link, or null when there is none of this number or it was given up.
   L* owned(LinkId id) const {
-    L* const link = owned_[id % kLinksMax].get();
+    L* const link = owned_[link_slot(id)].get();
     return link != nullptr && link->id == id && !link->closing.load(std::memory_order_relaxed)
                ? link
                : nullptr;
   }
 
   /// Proxy thread: the link, or null.
-  L* find(LinkId id) const {
-    L* const link = at(id % kLinksMax);
-    return link != nullptr && link->id == id ? link : nullptr;
+  L* find(LinkId id) const { return slots_.find(id); }
+  /// Proxy thread: LinkSlots::each.
+  template <class Visit>
+  std::uint32_t each(std::uint32_t first, Visit&& visit) const {
+    return slots_.each(first, visit);
   }
-  /// Proxy thread: the link in a slot, or null. Slots in use lie below `slot_count`.
-  L* at(std::uint32_t slot) const { return slots_[slot].load(std::memory_order_acquire); }
-  std::uint32_t slot_count() const { return slot_count_.load(std::memory_order_acquire); }
   /// Proxy thread: lets go of a link whose last event was reported.
   void release(L& link) {
-    slots_[link.id % kLinksMax].store(nullptr, std::memory_order_relaxed);
+    slots_.hide(link);
     link.closed.store(true, std::memory_order_release);
   }
 
  private:
   std::array<std::unique_ptr<L>, kLinksMax> owned_;
-  std::array<std::atomic<L*>, kLinksMax> slots_{};
-  std::atomic<std::uint32_t> slot_count_{0};
+  LinkSlots<L> slots_;
   LinkId next_ = 0;
 };
 

@@ -4,7 +4,6 @@
 /// index into a flat table.
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <memory>
 #include <utility>
@@ -27,8 +26,6 @@ class BufferTable {
     std::uint64_t bytes = 0;
   };
 
-  BufferTable() : entries_(shm::kBuffersMax + 1) {}
-
   /// Null when the handle names nothing.
   const Entry* find(std::uint16_t handle) const {
     if (handle >= entries_.size()) return nullptr;
@@ -38,9 +35,9 @@ class BufferTable {
 
   void bind(std::uint16_t handle, const Region* region, std::uint64_t bytes) {
     if (handle == shm::kNoHandle) return;
-    // Handles are dense and small in practice; a control plane that never reuses one may still go
-    // beyond.
-    if (handle >= entries_.size()) entries_.resize(std::size_t{handle} + 1);
+    // Handles are dense and small in practice. Room for all of them, of all peers of a session in a
+    // large job, would be 16 MB.
+    if (handle >= entries_.size()) entries_.resize(2 * std::size_t{handle} + 1);
     entries_[handle] = Entry{region, bytes};
   }
 
@@ -49,7 +46,9 @@ class BufferTable {
   }
 
  private:
-  std::vector<Entry> entries_;
+  static constexpr std::size_t kFew = 64;
+
+  std::vector<Entry> entries_ = std::vector<Entry>(kFew);
 };
 
 /// One session's share of one link (deficit round robin, link_queue.h).
@@ -77,16 +76,17 @@ struct Peer {
 /// check.
 class Bindings {
  public:
-  Bindings() {
-    index_of_rank_.fill(kNoPeer);
-    peers_.reserve(shm::kNodesMax);
+  /// Room for `nodes` rail peers among `world` ranks, and for some that come again.
+  Bindings(std::uint32_t world, std::uint32_t nodes) : index_of_rank_(world, kNoPeer) {
+    constexpr std::size_t kAgain = 64;
+    peers_.reserve(nodes + kAgain);
   }
 
   BufferTable<fabric::LocalRegion> buffers;
 
   /// Null when `rank` is no bound rail peer.
   Peer* peer(std::uint16_t rank) const {
-    if (rank >= shm::kWorldMax) return nullptr;
+    if (rank >= index_of_rank_.size()) return nullptr;
     const std::uint16_t index = index_of_rank_[rank];
     return index != kNoPeer ? peers_[index].get() : nullptr;
   }
@@ -94,7 +94,7 @@ class Bindings {
   /// Binds a rail peer; one of the same rank that was there is no longer found, but lives on for
   /// what names it.
   void bind_peer(std::unique_ptr<Peer> peer) {
-    if (peer->rank >= shm::kWorldMax) return;
+    if (peer->rank >= index_of_rank_.size()) return;
     index_of_rank_[peer->rank] = static_cast<std::uint16_t>(peers_.size());
     peers_.push_back(std::move(peer));
   }
@@ -104,7 +104,7 @@ class Bindings {
  private:
   static constexpr std::uint16_t kNoPeer = 0xffff;
 
-  std::array<std::uint16_t, shm::kWorldMax> index_of_rank_;
+  std::vector<std::uint16_t> index_of_rank_;
   std::vector<std::unique_ptr<Peer>> peers_;
 };
 

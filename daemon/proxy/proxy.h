@@ -40,6 +40,9 @@ struct AddSession {
   std::uint32_t outstanding_max = 256;  ///< commands taken but not completed, over all lanes
   std::uint32_t weight = 1;             ///< share in the round robin
   RateLimit limit;                      ///< of this session alone
+  // Of its job.
+  std::uint32_t world = shm::kWorldMax;
+  std::uint32_t nodes = shm::kNodesMax;
 };
 /// Changes what a session may use, from the next command on.
 struct SetShare {

@@ -29,6 +29,7 @@ bool any_in_flight(const Session& session, Names names) {
 Session::Session(const AddSession& added)
     : slot(added.slot),
       outstanding_max(std::clamp(added.outstanding_max, 1u, shm::kRingSlotsMax)),
+      bindings(added.world, added.nodes),
       arrivals(added.segment->flags(), added.segment->shape().flag_count),
       progress(&added.segment->header().progress),
       own_stats_(added.stats == nullptr ? std::make_unique<SessionStats>() : nullptr) {

@@ -10,7 +10,7 @@ namespace mk::daemon {
 namespace {
 
 constexpr auto kSteadyTime = std::chrono::seconds(2);  ///< up so long: the next break is a new one
-constexpr std::size_t kUngreetedMax = 64;
+constexpr std::size_t kUngreetedMax = 256;
 /// A peer that sends no more says why in a moment. One that has sent what is no message, or a
 /// network that lost a piece of it, never does.
 constexpr auto kLastWordTime = std::chrono::seconds(1);

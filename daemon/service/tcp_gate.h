@@ -16,12 +16,13 @@
 #include "daemon/service/live_connections.h"
 #include "shm/host/result.h"
 #include "shm/host/unique_fd.h"
+#include "shm/limits.h"
 
 namespace mk::daemon {
 
 /// How many there may be, all alive at once.
 struct TcpGateLimits {
-  std::size_t connections = 512;
+  std::size_t connections = 512 + shm::kNodesMax;
   /// Of one address. One more takes the place of its oldest that has not proved who it is; there is
   /// none such, it is turned away.
   std::size_t of_address = 128;

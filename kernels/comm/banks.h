@@ -21,6 +21,9 @@ namespace mk::kernels {
 /// where engines go by addresses) works as well, at the price of the releases. A power of two.
 inline constexpr std::uint32_t kBanksMax = 2;
 
+/// Arrival flags that one operator takes, at most.
+inline constexpr std::uint32_t kOperatorFlagsMax = 4096;
+
 MK_HOST_DEVICE constexpr std::uint32_t bank_of(std::uint32_t epoch, std::uint32_t banks) {
   return epoch & (banks - 1);
 }
@@ -42,23 +45,35 @@ MK_HOST_DEVICE constexpr std::uint32_t peer_index(std::uint32_t at, std::uint32_
 ///  - arrival(bank, at, from, chunk): the chunk has landed in this receive bank;
 ///  - release(at, from), with one bank: its own receive bank may be filled again.
 ///
-/// The arrivals of one bank and sender begin at a granule of their own, because an unordered fabric
-/// rebuilds the epochs of a granule from its recent ones (shm/flag.h): see refresh_due().
+/// An unordered fabric rebuilds the epochs of a granule from its recent ones (shm/flag.h): see
+/// refresh_due(). So the arrivals of one bank and sender begin at a granule of their own. With
+/// many nodes this would be too many flags. Then senders share granules, and have less than a
+/// granule each.
 struct FlagMap {
   std::uint32_t nodes = 1;
   std::uint32_t banks = kBanksMax;
   std::uint32_t chunks_max = 0;
   std::uint32_t first = 0;  ///< index of the first flag, where the operator's range has more
 
+  MK_HOST_DEVICE constexpr bool shares_granules() const {
+    const std::uint32_t of_sender = banks * shm::kFlagGranule + (has_releases() ? 1 : 0);
+    return (nodes - 1) * of_sender > kOperatorFlagsMax;
+  }
+  /// From one sender's flags to the next one's.
   MK_HOST_DEVICE constexpr std::uint32_t stride() const {
-    return static_cast<std::uint32_t>(round_up_to(chunks_max, shm::kFlagGranule));
+    return shares_granules()
+               ? chunks_max
+               : static_cast<std::uint32_t>(round_up_to(chunks_max, shm::kFlagGranule));
   }
   MK_HOST_DEVICE constexpr std::uint32_t arrival(std::uint32_t bank, std::uint32_t at,
                                                  std::uint32_t from, std::uint32_t chunk) const {
     return first + bank * bank_arrivals() + peer_index(at, from) * stride() + chunk;
   }
-  /// Arrivals of a bank; they follow each other, bank by bank, and behind them come the releases.
-  MK_HOST_DEVICE constexpr std::uint32_t bank_arrivals() const { return (nodes - 1) * stride(); }
+  /// Arrivals of a bank, a multiple of 4; they follow each other, bank by bank, and behind them
+  /// come the releases.
+  MK_HOST_DEVICE constexpr std::uint32_t bank_arrivals() const {
+    return static_cast<std::uint32_t>(round_up_to((nodes - 1) * stride(), 4));
+  }
   MK_HOST_DEVICE constexpr bool has_releases() const { return banks == 1; }
   MK_HOST_DEVICE constexpr std::uint32_t release(std::uint32_t at, std::uint32_t from) const {
     return first + banks * bank_arrivals() + peer_index(at, from);
@@ -66,21 +81,28 @@ struct FlagMap {
   MK_HOST_DEVICE constexpr std::uint32_t count() const {
     return banks * bank_arrivals() + (has_releases() ? nodes - 1 : 0);
   }
-  /// The first chunk of the first granule that a launch of `chunks` chunks does not reach; then
-  /// every kFlagGranule-th up to stride().
-  MK_HOST_DEVICE static constexpr std::uint32_t first_idle_granule(std::uint32_t chunks) {
-    return static_cast<std::uint32_t>(round_up_to(chunks, shm::kFlagGranule));
+  /// A plan's fingerprint begins with this: the version of its rules, and of these.
+  constexpr std::uint64_t rules(std::uint64_t version) const {
+    return version | std::uint64_t{shares_granules()} << 32;
   }
-  /// Calls `visit(chunk)` for these, until it answers false; whether it never did.
+  /// A chunk in each granule that a launch of `chunks` chunks does not reach, one at least. Calls
+  /// `visit(chunk)` for these, until it answers false; whether it never did. A sender that shares
+  /// granules has flags in two at most: the last flag's is the one in question.
   template <class Visit>
   MK_HOST_DEVICE bool for_idle_granules(std::uint32_t chunks, Visit&& visit) const {
-    for (std::uint32_t chunk = first_idle_granule(chunks); chunk < stride();
-         chunk += shm::kFlagGranule) {
+    if (shares_granules()) return chunks >= stride() || visit(stride() - 1);
+    for (auto chunk = static_cast<std::uint32_t>(round_up_to(chunks, shm::kFlagGranule));
+         chunk < stride(); chunk += shm::kFlagGranule) {
       if (!visit(chunk)) return false;
     }
     return true;
   }
 };
+
+/// A header, or a sum, and one chunk more of every sender.
+inline constexpr std::uint32_t kSenderFlagsLeast = 2;
+static_assert(FlagMap{shm::kNodesMax, kBanksMax, kSenderFlagsLeast}.count() <= kOperatorFlagsMax,
+              "the largest job has flags for an operator");
 
 /// Launches with fewer chunks leave the higher flags alone. No granule may fall 512 epochs behind.
 /// So in every 128th use of a bank the sender also shows the epoch in the first flag of each

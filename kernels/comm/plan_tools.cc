@@ -3,21 +3,20 @@
 #include <bit>
 
 #include "kernels/comm/workspace_head.h"
-#include "kernels/comm/world_limits.h"
 #include "shm/limits.h"
 
 namespace mk::kernels {
 
 Status check_world(std::string_view op, std::uint32_t nodes, std::uint32_t locals) {
-  if (nodes >= 1 && nodes <= kPlanNodesMax && locals >= 1 && locals <= shm::kLocalRanksMax &&
-      nodes * locals <= kPlanRanksMax) {
+  if (nodes >= 1 && nodes <= shm::kNodesMax && locals >= 1 && locals <= shm::kLocalRanksMax &&
+      nodes * locals <= shm::kWorldMax) {
     return {};
   }
   return fail(
       ErrorCode::kInvalidArgument,
       "{}: a world of {} nodes x {} local ranks is not possible; allowed are 1 to {} nodes, "
       "1 to {} local ranks, at most {} ranks",
-      op, nodes, locals, kPlanNodesMax, shm::kLocalRanksMax, kPlanRanksMax);
+      op, nodes, locals, shm::kNodesMax, shm::kLocalRanksMax, shm::kWorldMax);
 }
 
 Status check_dtype(std::string_view op, DType dtype) {

@@ -8,6 +8,7 @@
 #include <initializer_list>
 #include <string_view>
 
+#include "kernels/comm/banks.h"
 #include "kernels/comm/epilogue.h"
 #include "kernels/comm/launch.h"
 #include "kernels/comm/rank_context.h"
@@ -18,8 +19,6 @@ namespace mk::kernels {
 
 inline constexpr std::uint32_t kSideMax = 1u << 24;  ///< rows and columns of any matrix
 inline constexpr std::uint64_t kPage = 4096;
-/// Arrival flags one operator takes at most, unless its nodes alone need more.
-inline constexpr std::uint32_t kOperatorFlagsMax = 4096;
 /// An operator is good for this many launches: a flag that a launch leaves alone (small m) must
 /// stay less than 2^31 epochs behind.
 inline constexpr std::uint32_t kLaunchesMax = 0x7fffffffu;

@@ -45,6 +45,15 @@ class SumBlock : public OperatorBlock<Executor> {
     header->m = launch.m;
   }
 
+  /// The job's last sources: what lies `offset` bytes into each node's receive bank, in node order;
+  /// in this node's place `own`, or, of null, nothing.
+  MK_HOST_DEVICE void add_node_sums(SumJob& job, std::uint64_t offset, const std::byte* own) const {
+    const std::uint32_t first = world.node == 0 ? 1 : 0;
+    const BankedSources sums{receive_bank(first) + offset, launch.plan.layout.bank_bytes, own,
+                             own == nullptr ? BankedSources::kNowhere : world.node};
+    job.add_banks(sums, own == nullptr ? world.nodes - 1 : world.nodes);
+  }
+
   /// Has the job make the result of the product's tile at `rect`.
   MK_HOST_DEVICE void finish(SumJob& job, const TileRect& rect) const {
     job.target_type = Partials::kElement;

@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "kernels/comm/packed_tiles.h"
-#include "kernels/comm/world_limits.h"
 #include "shm/limits.h"
 
 namespace mk::kernels {
@@ -37,13 +36,10 @@ Status choose_chunks(const SumRules& rules, const Tiling& tiling, SumGeometry& g
   if (tiling.chunk_bytes == 0) {
     while (count() < wanted && chunk_bytes > kChunkBytesMin) chunk_bytes /= 2;
   }
-  // One granule per sender and bank is the least; with very many nodes that alone may pass
-  // kOperatorFlagsMax.
   const auto flags = [&] {
     return rules.chunk_nodes == 1 ? count() : 2 * div_up(count(), rules.chunk_nodes);
   };
-  while (FlagMap{geometry.nodes, geometry.banks, flags()}.count() > kOperatorFlagsMax &&
-         flags() > shm::kFlagGranule) {
+  while (FlagMap{geometry.nodes, geometry.banks, flags()}.count() > kOperatorFlagsMax) {
     chunk_bytes = static_cast<std::uint32_t>(std::max<std::uint64_t>(chunk_bytes, tile_bytes) * 2);
   }
   if (chunk_bytes > shm::kCommandPayloadBytesMax / 2) {
@@ -106,10 +102,10 @@ std::uint64_t packed_bytes_max(const SumGeometry& geometry, std::uint32_t rows) 
 
 std::uint64_t sum_fingerprint(std::uint64_t rules, const SumGeometry& geometry,
                               std::uint64_t bytes) {
-  return fingerprint_of({rules, geometry.nodes, geometry.locals, geometry.max.m, geometry.max.n,
-                         static_cast<std::uint64_t>(geometry.dtype), geometry.tile_m,
-                         geometry.tile_n, geometry.chunk_bytes, geometry.banks, bytes,
-                         static_cast<std::uint64_t>(geometry.epilogue.activation),
+  return fingerprint_of({geometry.flags().rules(rules), geometry.nodes, geometry.locals,
+                         geometry.max.m, geometry.max.n, static_cast<std::uint64_t>(geometry.dtype),
+                         geometry.tile_m, geometry.tile_n, geometry.chunk_bytes, geometry.banks,
+                         bytes, static_cast<std::uint64_t>(geometry.epilogue.activation),
                          geometry.epilogue.bias ? 1u : 0u,
                          static_cast<std::uint64_t>(geometry.partials)});
 }

@@ -36,7 +36,7 @@ void sum_rows(const RowMath& math, const SumJob& job, NonfiniteCounter* counter)
         if (counter != nullptr) counter->add(rounded, job.columns);
         math.widen(rounded, sums, job.columns);
       }
-      add(static_cast<const std::byte*>(job.sources[i]) + row * source_bytes, i == 0);
+      add(static_cast<const std::byte*>(job.source(i)) + row * source_bytes, i == 0);
     }
     auto* const first = static_cast<std::byte*>(job.targets[0]) + row * target_bytes;
     const std::size_t bytes = finish_row(math, finish, sums, first, job.columns);

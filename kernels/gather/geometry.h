@@ -25,9 +25,8 @@ inline constexpr std::uint64_t kGatherHeaderBytes = sizeof(GatherHeader);
 
 /// Chunks end at multiples of it.
 inline constexpr std::uint32_t kGatherLine = 64;
-/// Chunks of one rank, at most, where the nodes alone do not need more flags than an operator
-/// should take (kOperatorFlagsMax). Each has a ready word on every rank, and a flag per bank and
-/// node.
+/// Chunks of one rank, at most, where its flags are no more than kOperatorFlagsMax. Each has a
+/// ready word on every rank, and a flag per bank and node.
 inline constexpr std::uint32_t kGatherChunksMax = 4096;
 /// Rows of one rank, in bytes, at most: so that their lines are numbers that a Divisor takes.
 inline constexpr std::uint64_t kGatherShardBytesMax = 1ull << 36;

@@ -24,23 +24,22 @@ std::uint64_t count_chunks(const GatherGeometry& plan, std::uint64_t chunk_bytes
   return (bytes + chunk_bytes - 1) / chunk_bytes;
 }
 
-bool too_many(const GatherGeometry& plan, std::uint64_t chunk_bytes) {
+bool too_many(const GatherGeometry& plan, std::uint32_t flags_max, std::uint64_t chunk_bytes) {
   const std::uint64_t chunks = 1 + count_chunks(plan, chunk_bytes);
   if (chunks > kGatherChunksMax) return true;
-  // One granule per sender and bank is the least; with very many nodes that alone may pass
-  // kOperatorFlagsMax.
   const FlagMap flags{plan.nodes, plan.banks, static_cast<std::uint32_t>(chunks)};
-  return flags.count() > kOperatorFlagsMax && chunks > shm::kFlagGranule;
+  return flags.count() > flags_max && chunks > kSenderFlagsLeast;
 }
 
-std::uint64_t choose_chunk_bytes(const GatherGeometry& plan, std::uint32_t asked) {
+std::uint64_t choose_chunk_bytes(const GatherGeometry& plan, std::uint32_t flags_max,
+                                 std::uint32_t asked) {
   std::uint64_t bytes = asked;
   if (asked == 0) {
     bytes = std::clamp(kChunkRows * plan.row_bytes, kChunkBytesMin, kChunkBytesMax);
     while (count_chunks(plan, bytes) < kChunksWanted && bytes / 2 >= kChunkBytesMin) bytes /= 2;
   }
   bytes = round_up_to(bytes, kLine);
-  while (too_many(plan, bytes)) bytes *= 2;
+  while (too_many(plan, flags_max, bytes)) bytes *= 2;
   return bytes;
 }
 
@@ -76,7 +75,7 @@ Result<GatherPlan> GatherPlan::make(std::string_view op, std::uint32_t nodes, st
                 "{}: {} rows of {} bytes per rank are {} bytes; at most {} can be gathered", op,
                 shape.rows_max, shape.row_bytes, shard_bytes, kGatherShardBytesMax);
   }
-  const std::uint64_t bytes = choose_chunk_bytes(plan, chunk_bytes);
+  const std::uint64_t bytes = choose_chunk_bytes(plan, shape.flags_max, chunk_bytes);
   if (bytes > shm::kCommandPayloadBytesMax / 2) {
     return fail(
         ErrorCode::kLimitExceeded,
@@ -114,8 +113,9 @@ std::uint32_t GatherPlan::flag_count() const {
 
 std::uint64_t GatherPlan::fingerprint() const {
   constexpr std::uint64_t kRules = 5;
-  return fingerprint_of({kRules, nodes, locals, static_cast<std::uint64_t>(kind), rows_max,
-                         row_bytes, chunk_bytes, banks, local_banks, first_flag, layout.slots});
+  return fingerprint_of({FlagMap{nodes, banks, chunks_max}.rules(kRules), nodes, locals,
+                         static_cast<std::uint64_t>(kind), rows_max, row_bytes, chunk_bytes, banks,
+                         local_banks, first_flag, layout.slots});
 }
 
 }  // namespace mk::kernels

@@ -16,6 +16,8 @@ namespace mk::kernels {
 struct GatherShape {
   std::uint32_t rows_max = 0;   ///< 1 .. kGatherRowsMax; a launch gathers 0 .. rows_max of any rank
   std::uint32_t row_bytes = 0;  ///< 1 .. kGatherRowBytesMax
+  /// Arrival flags at most, unless a header and one chunk of every sender need more.
+  std::uint32_t flags_max = kOperatorFlagsMax;
 };
 inline constexpr std::uint32_t kGatherRowBytesMax = 1u << 26;
 inline constexpr std::uint32_t kGatherRowsMax = 1u << 30;

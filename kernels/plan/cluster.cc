@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "kernels/cuda/skeleton/launch_state.h"
+#include "kernels/ops/ring/items.h"
 #include "kernels/plan/bound.h"
 #include "kernels/plan/experts.h"
 #include "kernels/plan/model.h"
@@ -12,9 +14,6 @@
 
 namespace mk::kernels::plan {
 namespace {
-
-/// GPU kernels have so many rail peers at hand (kernels/cuda/host/operator_frame.cc).
-constexpr std::uint32_t kGpuNodesMax = shm::kLocalRanksMax;
 
 bool has_ring(Op op) { return op == Op::kAgGemm || op == Op::kRing || op == Op::kMoe; }
 
@@ -88,15 +87,19 @@ std::string advice_for(const Problem& problem, Exchange exchange, Limit limit,
 
 void find_obstacles(const Problem& problem, const Machine& machine, ClusterPlan& plan) {
   const auto add = [&](std::string text) { plan.obstacles.push_back(std::move(text)); };
-  if (problem.nodes > shm::kNodesMax)
-    add(fmt::format("a job has at most {} nodes", shm::kNodesMax));
-  if (problem.ranks() > shm::kWorldMax)
-    add(fmt::format("a job has at most {} ranks", shm::kWorldMax));
-  if (machine.kind == MachineKind::kGpu && problem.nodes > kGpuNodesMax)
-    add(fmt::format("GPU kernels take at most {} nodes", kGpuNodesMax));
   if (plan.arrival_flags > shm::kFlagsMax)
-    add(fmt::format("{} arrival flags, but a session has at most {}", plan.arrival_flags,
-                    shm::kFlagsMax));
+    add(fmt::format("{} arrival flags, but a session has at most {}: fewer nodes in a group",
+                    plan.arrival_flags, shm::kFlagsMax));
+  if (machine.kind != MachineKind::kGpu) return;
+  constexpr std::uint32_t kRunsMax = cuda::RingRuns::kMax;
+  if (problem.op == Op::kRing && problem.ranks() > kRunsMax)
+    add(
+        fmt::format("Ring Attention's kernel takes at most {} ranks: fewer nodes in a group, and "
+                    "longer shards",
+                    kRunsMax));
+  if (problem.nodes > 1 && plan.arrival_flags > cuda::kPolledFlagsMax)
+    add(fmt::format("{} arrival flags, but a kernel looks at {} at most: fewer nodes in a group",
+                    plan.arrival_flags, cuda::kPolledFlagsMax));
 }
 
 }  // namespace

@@ -140,7 +140,7 @@ render("insecure=true", "config=[limits]\ndrain = \"5s\"\n", fails="follow from 
 
 render("insecure=true", "registeredGiB=0", fails="a whole number from 1")
 render(fails="set tls.hostFolder or tls.secret, or insecure=true")
-render("insecure=true", "nodeIds.a=200", fails="0 to 127 is allowed")
+render("insecure=true", "nodeIds.a=1024", fails="0 to 1023 is allowed")
 render("insecure=true", "nodeIds.a=1", "nodeIds.b=1", fails="both have 1")
 
 # The image's entry point: which node id a node gets.

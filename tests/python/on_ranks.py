@@ -168,6 +168,20 @@ def tuning_and_mode_are_followed():
     return ran, repr(group.tuning)
 
 
+def exchange_form_is_right(form, dtype):
+    """GEMM+AllReduce in one form, against float64; answers the bits, and how many bytes this rank sent."""
+    group = mkernel.init(tuning=mkernel.Tuning(exchange=form, tile_m=16, tile_n=16))
+    bits, sent = [], 0
+    for m, n, k in SHAPES:
+        pairs = [(random_matrix([4, m, r], m, k, dtype)[1], random_matrix([2, m, r], k, n, dtype)[1]) for r in range(group.world)]
+        a, b = random_matrix([4, m, group.rank], m, k, dtype)[0], random_matrix([2, m, group.rank], k, n, dtype)[0]
+        c = mkernel.gemm_ar(a, b)
+        assert_close(c, sum_of_products(pairs, group.place.local_size, dtype), f"form {form}, {m} x {n} x {k} on rank {group.rank}")
+        bits.append(numpy.asarray(c).tobytes())
+        sent += group.last_launch.network_bytes
+    return bits, sent
+
+
 def wrong_db_is_seen(which):
     """The same with one gradient of B made wrong; answers what the check says."""
     right = getattr(gradients, which)

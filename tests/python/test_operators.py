@@ -37,6 +37,14 @@ def test_tuning_and_mode_are_followed(cluster):
         assert ran == [(True, True, True), (False, True, True)] and "tile_m=32" in said
 
 
+@pytest.mark.parametrize("dtype", ["f16", "bf16"])
+def test_both_forms_of_an_exchange_over_three_nodes_have_the_same_bits(dtype):
+    with mkernel.local_cluster(nodes=3, local=1) as three:
+        one, two = (three.run(on_ranks.exchange_form_is_right, form, dtype) for form in (1, 2))
+    assert [bits for bits, _ in one] == [bits for bits, _ in two] and one[0][0] == one[1][0]
+    assert sum(sent for _, sent in two) < sum(sent for _, sent in one)
+
+
 def test_other_layouts_of_nodes_and_ranks_are_right_too(other_cluster):
     other_cluster.run(on_ranks.operators_are_right, "f16", on_ranks.SHAPES[:3])
 

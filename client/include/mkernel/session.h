@@ -39,16 +39,16 @@ struct MK_EXPORT AttachOptions {
   /// it. Empty: $MKERNEL_JOB_SECRET, else the user id alone keeps others out.
   std::string job_secret;
   std::uint32_t rank = 0;        ///< 0 to world - 1
-  std::uint32_t world = 1;       ///< ranks of the job: nodes * local_size, at most 1024
+  std::uint32_t world = 1;       ///< ranks of the job: nodes * local_size, at most 8192
   std::uint32_t node_rank = 0;   ///< 0 to nodes - 1
-  std::uint32_t nodes = 1;       ///< at most 128
+  std::uint32_t nodes = 1;       ///< at most 1024
   std::uint32_t local_rank = 0;  ///< 0 to local_size - 1
   std::uint32_t local_size = 1;  ///< ranks of a node, at most 16
   /// Command rings, 1 to 16: the most send blocks that an operator of this session may have.
   std::uint32_t lanes = 2;
-  /// Arrival flags of all operators that this session has at once; 64 to 65536, in steps of 64. A
-  /// GEMM+AllReduce on N nodes takes about 128 (N - 1), more with many chunks. An operator's flags
-  /// are free again when all ranks have destroyed it.
+  /// Arrival flags of all operators that this session has at once; 64 to 65536, in steps of 64. An
+  /// operator on N nodes takes about 128 (N - 1), more with many chunks, and at most 4096 (MoE
+  /// Dispatch+GEMM 8192). Its flags are free again when all ranks have destroyed it.
   std::uint32_t arrival_flags = 65'536;
   /// PCI address of this rank's GPU, "0000:1b:00.0": its daemon gives it the nearest rail (NIC).
   /// Empty: the calling thread's GPU if it has a CUDA context, else the GPU that

@@ -23,7 +23,8 @@ from .tuning import Tuning
 
 #: Operators that a group keeps; the one longest unused goes when there are more.
 OPERATORS_MAX = 128
-#: Of one message of `Group.exchange`: the library's limit for jobs of any size up to 63 ranks.
+#: Of all ranks' parts of one `Group.exchange`, and of one part: a little less than the library's limits.
+_EXCHANGE_BYTES = 4000 * 1024
 _BLOB_BYTES = 60 * 1024
 _MODES = {"auto": _c.AUTO, "fused": _c.FUSED, "unfused": _c.UNFUSED}
 
@@ -182,8 +183,9 @@ class Group:
         flat = values.ravel()
         total = numpy.zeros(flat.size, dtype=numpy.float32)
         with self._lock:
-            for first in range(0, flat.size, _BLOB_BYTES // 4):
-                piece = slice(first, min(flat.size, first + _BLOB_BYTES // 4))
+            step = (min(_BLOB_BYTES, _EXCHANGE_BYTES // self.world) - 8) // 4
+            for first in range(0, flat.size, step):
+                piece = slice(first, min(flat.size, first + step))
                 for blob in self.exchange("mkernel.sum", flat[piece].tobytes(), timeout):
                     total[piece] += numpy.frombuffer(blob, dtype=numpy.float32)
         return total.reshape(values.shape)

@@ -38,10 +38,9 @@ class LoopbackEndpoint final : public Endpoint {
     ProcessRegistry::instance().remove(id_);
     service_.reset();  // its thread calls back into the links
     gpu_.stop();       // what it copies to may go with the links
-    for (std::uint32_t slot = 0; slot < links_.slot_count(); ++slot) {
-      Link* const link = links_.at(slot);
-      if (link != nullptr && !link->peer_gone) link->queue.fail_all(ErrorCode::kLinkDown, true);
-    }
+    links_.each(0, [](Link& link) {
+      if (!link.peer_gone) link.queue.fail_all(ErrorCode::kLinkDown, true);
+    });
   }
 
   const Capabilities& capabilities() const override { return capabilities_; }
@@ -313,28 +312,21 @@ std::size_t LoopbackEndpoint::poll_link(Link& link, std::uint64_t now, std::uint
 
 std::size_t LoopbackEndpoint::poll(std::span<Event> events) {
   std::size_t count = orphans_.report(events);
-  const std::uint32_t slots = links_.slot_count();
-  if (slots == 0) return count;
   const std::uint64_t now = now_ns();
   std::uint64_t budget = kPollBytesMax;
-  first_link_ = (first_link_ + 1) % slots;
-  for (std::uint32_t i = 0; i < slots; ++i) {
-    if (Link* const link = links_.at((first_link_ + i) % slots)) {
-      count += poll_link(*link, now, budget, events.subspan(count));
-    }
-  }
+  first_link_ = links_.each(first_link_, [&](Link& link) {
+    count += poll_link(link, now, budget, events.subspan(count));
+  });
   gpu_.mark();
   return count;
 }
 
 std::optional<std::uint64_t> LoopbackEndpoint::next_due_ns() const {
   std::optional<std::uint64_t> due;
-  for (std::uint32_t slot = 0; slot < links_.slot_count(); ++slot) {
-    const Link* const link = links_.at(slot);
-    if (link == nullptr) continue;
-    const auto next = link->queue.next_due_ns();
+  links_.each(0, [&](const Link& link) {
+    const auto next = link.queue.next_due_ns();
     if (next && (!due || *next < *due)) due = next;
-  }
+  });
   return due;
 }
 

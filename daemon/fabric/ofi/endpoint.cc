@@ -232,23 +232,18 @@ std::size_t OfiEndpoint::post(LinkId id, std::span<const Write> writes) {
 
 std::size_t OfiEndpoint::poll_links(std::span<Event> events) {
   std::size_t count = orphans_.report(events);
-  const std::uint32_t slots = links_.slot_count();
-  if (slots == 0) return count;
   const std::uint64_t now = now_ns();
-  first_link_ = (first_link_ + 1) % slots;
-  for (std::uint32_t i = 0; i < slots; ++i) {
-    Link* const link = links_.at((first_link_ + i) % slots);
-    if (link == nullptr) continue;
-    const bool closing = link->closing.load(std::memory_order_acquire);
-    if (closing) link->close("given up");
-    link->progress(now);
-    count += link->report(events.subspan(count));
-    if (link->down() && !closing && !link->down_reported && count < events.size()) {
-      link->down_reported = true;
-      events[count++] = {Event::Kind::kLinkDown, link->id, 0, 0, ErrorCode::kLinkDown};
+  first_link_ = links_.each(first_link_, [&](Link& link) {
+    const bool closing = link.closing.load(std::memory_order_acquire);
+    if (closing) link.close("given up");
+    link.progress(now);
+    count += link.report(events.subspan(count));
+    if (link.down() && !closing && !link.down_reported && count < events.size()) {
+      link.down_reported = true;
+      events[count++] = {Event::Kind::kLinkDown, link.id, 0, 0, ErrorCode::kLinkDown};
     }
-    if (closing && link->empty()) links_.release(*link);
-  }
+    if (closing && link.empty()) links_.release(link);
+  });
   return count;
 }
 

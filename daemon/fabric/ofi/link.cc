@@ -202,7 +202,7 @@ void Link::progress(std::uint64_t now_ns) {
 
 bool Link::introduce(std::uint64_t now_ns) {
   if (introduced()) return true;
-  const long rc = introduction_->progress({own_, id % kLinksMax});
+  const long rc = introduction_->progress({own_, link_slot(id)});
   if (rc != 0 && rc != -FI_EAGAIN) {
     close(fmt::format("{}: the provider refused to introduce this endpoint: {}", peer_name_,
                       ::fi_strerror(static_cast<int>(-rc))));

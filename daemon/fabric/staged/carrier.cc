@@ -20,7 +20,7 @@ Result<Link*> Carrier::link_to(LinkId outer, PeerNumber peer, const Bytes& addre
   for (std::unique_ptr<Link>& one : owned_) {
     if (one != nullptr && one->closed.load(std::memory_order_acquire)) one.reset();
   }
-  std::unique_ptr<Link>& slot = owned_[outer % kLinksMax];
+  std::unique_ptr<Link>& slot = owned_[link_slot(outer)];
   if (slot != nullptr)
     return fail(ErrorCode::kUnavailable, "an earlier link still has copies under way");
   MK_ASSIGN_OR_RETURN(auto records,
@@ -30,16 +30,13 @@ Result<Link*> Carrier::link_to(LinkId outer, PeerNumber peer, const Bytes& addre
   MK_ASSIGN_OR_RETURN(const LinkId over, connect(outer, peer, address, peer_name));
   slot = std::make_unique<Link>(outer, *endpoint_, over, address, depth, std::move(records),
                                 std::move(region));
-  slots_[outer % kLinksMax].store(slot.get(), std::memory_order_release);
-  const std::uint32_t slots = std::min(outer + 1, kLinksMax);
-  if (slots > slot_count_.load(std::memory_order_relaxed))
-    slot_count_.store(slots, std::memory_order_release);
+  slots_.show(*slot);
   return slot.get();
 }
 
 Result<LinkId> Carrier::connect(LinkId outer, PeerNumber peer, const Bytes& address,
                                 const std::string& peer_name) {
-  std::optional<Refusal>& refusal = refusals_[outer % kLinksMax];
+  std::optional<Refusal>& refusal = refusals_[link_slot(outer)];
   const auto now = std::chrono::steady_clock::now();
   if (refusal && refusal->outer == outer && now < refusal->until)
     return tl::unexpected<Error>(refusal->error);
@@ -58,11 +55,11 @@ void Carrier::disconnect(LinkId outer) {
 }
 
 Link* Carrier::over(LinkId inner) const {
-  for (const auto& slot : slots()) {
-    Link* const link = slot.load(std::memory_order_acquire);
-    if (link != nullptr && link->over() == inner) return link;
-  }
-  return nullptr;
+  Link* found = nullptr;
+  slots_.each(0, [&](Link& link) {
+    if (link.over() == inner) found = &link;
+  });
+  return found;
 }
 
 std::size_t Carrier::post(LinkId outer, std::span<const Write> writes) {
@@ -106,7 +103,7 @@ std::size_t Carrier::poll_link(Link& link, std::uint64_t now, std::span<Event> e
     events[count++] = {Event::Kind::kLinkDown, link.id, 0, 0, ErrorCode::kLinkDown};
   }
   if (closing && link.empty()) {
-    slots_[link.id % kLinksMax].store(nullptr, std::memory_order_relaxed);
+    slots_.hide(link);
     link.closed.store(true, std::memory_order_release);
   }
   return count;
@@ -118,10 +115,7 @@ std::size_t Carrier::poll(std::span<Event> events) {
   take_carried();
   receiver_.flush();
   std::size_t count = orphans_.report(events);
-  for (const auto& slot : slots()) {
-    if (Link* const link = slot.load(std::memory_order_acquire))
-      count += poll_link(*link, now, events.subspan(count));
-  }
+  slots_.each(0, [&](Link& link) { count += poll_link(link, now, events.subspan(count)); });
   count += receiver_.report(now, events.subspan(count));
   copier_.mark();
   return count;

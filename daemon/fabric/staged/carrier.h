@@ -45,23 +45,16 @@ class Carrier {
   }
 
   // -- proxy --
-  Link* find(LinkId outer) const {
-    Link* const link = slots_[outer % kLinksMax].load(std::memory_order_acquire);
-    return link != nullptr && link->id == outer ? link : nullptr;
-  }
+  Link* find(LinkId outer) const { return slots_.find(outer); }
   std::size_t post(LinkId outer, std::span<const Write> writes);
   std::size_t poll(std::span<Event> events);
 
  private:
   Link* owned(LinkId outer) const {
-    Link* const link = owned_[outer % kLinksMax].get();
+    Link* const link = owned_[link_slot(outer)].get();
     return link != nullptr && link->id == outer && !link->closing.load(std::memory_order_relaxed)
                ? link
                : nullptr;
-  }
-  /// Proxy thread: those that are there.
-  std::span<const std::atomic<Link*>> slots() const {
-    return {slots_.data(), slot_count_.load(std::memory_order_acquire)};
   }
   Link* over(LinkId inner) const;
   Result<LinkId> connect(LinkId outer, PeerNumber peer, const Bytes& address,
@@ -81,8 +74,7 @@ class Carrier {
   std::array<std::optional<Refusal>, kLinksMax> refusals_;
   // As in LinkTable, but the numbers are the plain endpoint's.
   std::array<std::unique_ptr<Link>, kLinksMax> owned_;
-  std::array<std::atomic<Link*>, kLinksMax> slots_{};
-  std::atomic<std::uint32_t> slot_count_{0};
+  LinkSlots<Link> slots_;
   OrphanQueue orphans_;     ///< proxy thread
   std::uint8_t nonce_ = 0;  ///< proxy thread
 };

@@ -43,7 +43,7 @@ class StagedEndpoint final : public Endpoint {
   Result<LinkId> connect_peer(PeerNumber peer, std::span<const std::byte> address,
                               const std::string& peer_name) override {
     MK_ASSIGN_OR_RETURN(const LinkId link, plain_->connect_peer(peer, address, peer_name));
-    peers_[link % kLinksMax] = {peer, peer_name};
+    peers_[link_slot(link)] = {peer, peer_name};
     return link;
   }
   void disconnect(LinkId link) override {
@@ -248,7 +248,7 @@ Result<std::unique_ptr<RemoteRegion>> StagedEndpoint::import_gpu_region(
     return fail(ErrorCode::kInvalidArgument, "the key is not one of a GPU buffer");
   }
   MK_RETURN_IF_ERROR(open_carrier());
-  const auto& [peer, peer_name] = peers_[link % kLinksMax];
+  const auto& [peer, peer_name] = peers_[link_slot(link)];
   auto carried = carrier_->link_to(link, peer, parts[1], peer_name + " (GPU memory)",
                                    capabilities_.link_depth);
   if (!carried) {

@@ -26,7 +26,7 @@ void Receiver::arrived(std::uint32_t immediate, PeerNumber peer) {
   }
   Region::Halves& halves = region->halves[half.flag_index];
   // The halves of two peers make no whole.
-  const auto from = static_cast<std::uint8_t>(peer);
+  const auto from = static_cast<std::uint16_t>(peer);
   if (halves.peer != from) halves = {.peer = from};
   (half.record ? halves.record : halves.data) =
       static_cast<std::uint16_t>(Region::kHere | half.nonce);

@@ -50,7 +50,7 @@ struct Region {
   // -- proxy thread --
   struct Halves {
     std::uint16_t data = 0, record = 0;  ///< kHere | nonce; 0: not there
-    std::uint8_t peer = 0;               ///< whose
+    std::uint16_t peer = 0;              ///< whose
   };
   static constexpr std::uint16_t kHere = 0x100;
   std::vector<Halves> halves = std::vector<Halves>(shm::kFlagsMax);

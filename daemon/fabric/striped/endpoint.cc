@@ -176,7 +176,7 @@ Result<LinkId> StripedEndpoint::connect_peer(PeerNumber peer, std::span<const st
     return propagate(added);
   }
   for (std::uint32_t i = 0; i < count(); ++i)
-    own_ids_[i][ids[i] % kLinksMax].store((*added)->id, std::memory_order_release);
+    own_ids_[i][link_slot(ids[i])].store((*added)->id, std::memory_order_release);
   links_.publish(**added);
   return (*added)->id;
 }
@@ -258,7 +258,7 @@ std::size_t StripedEndpoint::poll_stripe(std::uint32_t stripe, std::span<Event> 
     if (event.kind == Event::Kind::kFlushed) {
       if (!take_flushed(event)) continue;
     } else if (event.kind != Event::Kind::kArrival) {
-      event.link = own_ids_[stripe][event.link % kLinksMax].load(std::memory_order_acquire);
+      event.link = own_ids_[stripe][link_slot(event.link)].load(std::memory_order_acquire);
       if (event.kind == Event::Kind::kLinkDown) {
         StripedLink* const link = links_.find(event.link);
         if (link == nullptr || std::exchange(link->down, true)) continue;
@@ -297,11 +297,9 @@ bool StripedEndpoint::take_flushed(Event& event) {
 
 /// Links that were given up: their stripes report what is outstanding; ours need not be seen again.
 void StripedEndpoint::let_go() {
-  const std::uint32_t slots = links_.slot_count();
-  for (std::uint32_t i = 0; i < slots; ++i) {
-    StripedLink* const link = links_.at(i);
-    if (link != nullptr && link->closing.load(std::memory_order_acquire)) links_.release(*link);
-  }
+  links_.each(0, [&](StripedLink& link) {
+    if (link.closing.load(std::memory_order_acquire)) links_.release(link);
+  });
 }
 
 std::size_t StripedEndpoint::poll(std::span<Event> events) {

@@ -7,14 +7,15 @@
 #include <utility>
 
 #include "daemon/fabric/verbs/queue_pair.h"
+#include "shm/limits.h"
 
 namespace mk::fabric::verbs {
 namespace {
 
 /// Immediates that may come in before the proxy looks; more wait at their senders' NICs.
 constexpr std::uint32_t kReceivesMax = 4096;
-/// Connections of all peers at most.
-constexpr std::size_t kAcceptedMax = 1024;
+/// Connections of all peers at most: of every other node, and as many that end.
+constexpr std::size_t kAcceptedMax = 2 * shm::kNodesMax;
 constexpr std::size_t kReceiveChain = 64;
 
 }  // namespace

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "daemon/fabric/verbs/wire.h"
+#include "shm/limits.h"
 
 namespace mk::fabric::verbs {
 
@@ -25,7 +26,8 @@ struct Remote {
 /// Any thread.
 class Directory {
  public:
-  static constexpr std::size_t kPeersMax = 1024;
+  /// Endpoints: two on every rail of every node.
+  static constexpr std::size_t kPeersMax = std::size_t{2} * shm::kLocalRanksMax * shm::kNodesMax;
 
   /// Keeps the newest that is known of each endpoint. Whether it was news.
   bool learn(const Remote& remote) {

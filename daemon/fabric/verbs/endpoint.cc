@@ -428,14 +428,9 @@ std::size_t VerbsEndpoint::poll_link(Link& link, std::uint64_t now, std::span<Ev
 
 std::size_t VerbsEndpoint::poll_links(std::span<Event> events) {
   std::size_t count = orphans_.report(events);
-  const std::uint32_t slots = links_.slot_count();
-  if (slots == 0) return count;
   const std::uint64_t now = now_ns();
-  first_link_ = (first_link_ + 1) % slots;
-  for (std::uint32_t i = 0; i < slots; ++i) {
-    if (Link* const link = links_.at((first_link_ + i) % slots))
-      count += poll_link(*link, now, events.subspan(count));
-  }
+  first_link_ = links_.each(
+      first_link_, [&](Link& link) { count += poll_link(link, now, events.subspan(count)); });
   return count;
 }
 

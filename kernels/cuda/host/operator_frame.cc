@@ -16,8 +16,6 @@ namespace {
 
 /// What a lane of the poller loads at a time.
 constexpr std::uint64_t kPolledBytes = 16;
-/// Sums and copies have so many sources at most (executor.cuh).
-constexpr std::uint32_t kNodesHere = shm::kLocalRanksMax;
 
 }  // namespace
 
@@ -75,10 +73,6 @@ Status OperatorFrame::start(const RankContext& context, const CudaOptions& optio
                             const GroupNeeds& needs, const PolledFlags& flags, Launch& launch,
                             FrameArguments& frame) {
   world_ = context.world;
-  if (world_.nodes > kNodesHere) {
-    return fail(ErrorCode::kUnsupported, "{}: {} nodes: the CUDA operators take at most {}", op_,
-                world_.nodes, kNodesHere);
-  }
   MK_ASSIGN_OR_RETURN(const std::uint32_t multiprocessors, choose_device(options));
   MK_RETURN_IF_ERROR(adopt_context(context, flags, launch, frame));
   // The kernel takes nearly all of a multiprocessor's shared memory: one block on each.

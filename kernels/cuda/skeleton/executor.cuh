@@ -96,8 +96,9 @@ class Leader : public LeaderBase {
 
   __device__ void sum(const SumJob& job) {
     VectorJob& to = next_job();
-    for (std::uint32_t s = 0; s < job.source_count; ++s)
+    for (std::uint32_t s = 0; s < job.source_count && s < kListedSources; ++s)
       to.sources[s] = static_cast<const Vector*>(job.sources[s]);
+    if (job.source_count > kListedSources) to.banked = job.banked;
     for (std::uint32_t t = 0; t < job.target_count; ++t)
       to.targets[t] = static_cast<Vector*>(job.targets[t]);
     to.source_count = job.source_count;

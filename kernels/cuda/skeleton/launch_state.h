@@ -7,6 +7,7 @@
 #include <chrono>
 #include <cstdint>
 
+#include "kernels/comm/banks.h"
 #include "kernels/comm/launch.h"
 #include "kernels/comm/wait.h"
 #include "kernels/cuda/skeleton/chunk_steps.h"
@@ -125,6 +126,7 @@ struct HostWords {
 };
 /// Flags the poller keeps in mind, in a block's shared memory.
 inline constexpr std::uint32_t kPolledFlagsMax = 44 * 128;
+static_assert(kPolledFlagsMax >= kOperatorFlagsMax);
 
 /// Of an operator that sums: the steps in which groups take a launch's chunks.
 struct SumSteps {

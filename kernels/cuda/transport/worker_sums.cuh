@@ -18,7 +18,8 @@ inline constexpr std::uint32_t kVectorElements = 8;
 
 /// A sum (or, with one source, a copy) of rows; strides and columns in vectors.
 struct VectorJob {
-  const Vector* sources[shm::kLocalRanksMax];
+  const Vector* sources[kListedSources];
+  BankedSources banked;  ///< SumJob's
   Vector* targets[shm::kLocalRanksMax];
   std::uint32_t source_stride;
   std::uint32_t target_stride;
@@ -34,6 +35,11 @@ struct VectorJob {
   bool f32_targets;
   Activation activation;
   const Vector* bias;  ///< of the first column on, or null
+
+  __device__ const Vector* source(std::uint32_t i) const {
+    if (i < kListedSources) return sources[i];
+    return reinterpret_cast<const Vector*>(banked.at(i - kListedSources));
+  }
 };
 
 /// A group is the leader's warp and the workers.
@@ -166,9 +172,10 @@ __device__ __forceinline__ void sum_vectors_of_any(const VectorJob& job, VectorW
   float sums[kBatch][8];
 #pragma unroll 1
   for (std::uint32_t s = 0; s < job.source_count; ++s) {
+    const Vector* const source = job.source(s);
     Vector loaded[kBatch];
 #pragma unroll
-    for (int b = 0; b < kBatch; ++b) loaded[b] = ptx::load_last(job.sources[s] + batch.from[b]);
+    for (int b = 0; b < kBatch; ++b) loaded[b] = ptx::load_last(source + batch.from[b]);
 #pragma unroll
     for (int b = 0; b < kBatch; ++b) add<Element>(sums[b], loaded[b], s == 0);
     if (s + 1 != job.rounded_sources) continue;
@@ -315,12 +322,13 @@ __device__ __forceinline__ void run_finishing_job(const VectorJob& job, std::uin
     float sums[kBatch][8];
 #pragma unroll 1
     for (std::uint32_t s = 0; s < job.source_count; ++s) {
+      const Vector* const source = job.source(s);
       if (job.f32_sources) {
         Vector loaded[kBatch][2];
 #pragma unroll
         for (int b = 0; b < kBatch; ++b) {
-          loaded[b][0] = ptx::load_last(job.sources[s] + 2 * batch.from[b]);
-          loaded[b][1] = ptx::load_last(job.sources[s] + 2 * batch.from[b] + 1);
+          loaded[b][0] = ptx::load_last(source + 2 * batch.from[b]);
+          loaded[b][1] = ptx::load_last(source + 2 * batch.from[b] + 1);
         }
 #pragma unroll
         for (int b = 0; b < kBatch; ++b) {
@@ -330,7 +338,7 @@ __device__ __forceinline__ void run_finishing_job(const VectorJob& job, std::uin
       } else {
         Vector loaded[kBatch];
 #pragma unroll
-        for (int b = 0; b < kBatch; ++b) loaded[b] = ptx::load_last(job.sources[s] + batch.from[b]);
+        for (int b = 0; b < kBatch; ++b) loaded[b] = ptx::load_last(source + batch.from[b]);
 #pragma unroll
         for (int b = 0; b < kBatch; ++b) add<Element>(sums[b], loaded[b], s == 0);
       }

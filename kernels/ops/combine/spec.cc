@@ -63,7 +63,7 @@ Status choose_chunks(CombinePlan& plan, std::uint32_t asked) {
   const auto chunks = [&] { return 1 + div_up(tokens, plan.chunk_tokens); };
   const auto too_many = [&] {
     const FlagMap flags{plan.nodes, plan.banks, chunks()};
-    return flags.count() > kOperatorFlagsMax && chunks() > shm::kFlagGranule;
+    return flags.count() > kOperatorFlagsMax;
   };
   while (too_many()) plan.chunk_tokens = std::min(2 * plan.chunk_tokens, tokens);
   plan.chunks_max = chunks();
@@ -240,8 +240,9 @@ Error CombinePlan::refusal(const World& world, std::uint32_t tokens,
 
 std::uint64_t CombinePlan::fingerprint() const {
   constexpr std::uint64_t kRules = 2;
-  return fingerprint_of({kRules, nodes, locals, shape.tokens_max, shape.hidden, shape.features,
-                         shape.experts, shape.top_k, static_cast<std::uint64_t>(shape.partials),
+  return fingerprint_of({flags().rules(kRules), nodes, locals, shape.tokens_max, shape.hidden,
+                         shape.features, shape.experts, shape.top_k,
+                         static_cast<std::uint64_t>(shape.partials),
                          static_cast<std::uint64_t>(dtype), tile_m, tile_n, steps, chunk_tokens,
                          banks, layout.bytes});
 }

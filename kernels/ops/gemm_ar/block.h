@@ -45,10 +45,9 @@ class GemmArBlock : public SumBlock<Executor, GemmArLaunch> {
   MK_HOST_DEVICE std::byte* staging_slot(std::uint32_t owned) const {
     return staging_slot(schedule.place_in_bank(world.local, owned));
   }
-  /// The tile is one that this node adds up.
-  MK_HOST_DEVICE std::byte* receive_slot(std::uint32_t from, std::uint32_t owned) const {
-    return receive_bank(from) +
-           schedule.slot_in_bank(schedule.place_in_bank(world.local, owned).tile);
+  /// Where a tile that this node adds up lies in a receive bank.
+  MK_HOST_DEVICE std::uint64_t offset_in_bank(std::uint32_t owned) const {
+    return schedule.slot_in_bank(schedule.place_in_bank(world.local, owned).tile);
   }
   /// Two-shot: what one node of the rail makes of the tile.
   MK_HOST_DEVICE std::byte* finished_slot(std::uint32_t owned) const {

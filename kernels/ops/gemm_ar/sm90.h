@@ -27,7 +27,7 @@ class GemmArCuda : public cuda::OperatorBase<GemmArPlan, cuda::GemmArArguments> 
   /// their operators. (Loading waits for the device to be idle.)
   ///
   /// Errors: kInvalidArgument; kUnsupported for a device that is no Hopper, tiles larger than 128 x
-  /// 256, more than 16 nodes; kLimitExceeded when the blocks do not fit on this rank's share.
+  /// 256; kLimitExceeded when the blocks do not fit on this rank's share.
   static Result<std::unique_ptr<GemmArCuda>> create(const GemmArPlan& plan, std::uint32_t k,
                                                     const RankContext& context,
                                                     const CudaOptions& options);

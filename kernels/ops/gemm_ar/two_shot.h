@@ -48,13 +48,8 @@ MK_HOST_DEVICE inline bool await_node_sums(GemmArBlock<Executor>& block, std::ui
 /// The sum over the nodes of a tile that this node adds up, in node order, with no target yet.
 template <class Executor>
 MK_HOST_DEVICE inline SumJob node_sums(GemmArBlock<Executor>& block, std::uint32_t owned) {
-  const World& world = block.world;
   SumJob job = block.job_for(owned);
-  job.source_count = world.nodes;
-  for (std::uint32_t node = 0; node < world.nodes; ++node) {
-    job.sources[node] =
-        node == world.node ? block.staging_slot(owned) : block.receive_slot(node, owned);
-  }
+  block.add_node_sums(job, block.offset_in_bank(owned), block.staging_slot(owned));
   return job;
 }
 

@@ -44,10 +44,6 @@ class GemmRsBlock : public SumBlock<Executor, GemmRsLaunch> {
     if (node == world.node) return at(schedule.kept());
     return at(schedule.staging_bank(bank, world.node, node)) + kBankHeaderBytes;
   }
-  /// The sums that have come from that node, packed.
-  MK_HOST_DEVICE const std::byte* sums_from(std::uint32_t node) const {
-    return receive_bank(node) + kBankHeaderBytes;
-  }
   /// Adds the local ranks' partials of a tile of this owner's shard of `node`, which is at `offset`
   /// of what is packed.
   MK_HOST_DEVICE void add_partials(SumJob& job, std::uint32_t node, std::uint64_t offset) const {

@@ -191,13 +191,9 @@ MK_HOST_DEVICE inline bool receive_chunk(GemmRsBlock<Executor>& block, std::uint
     } else if (!block.launch.in_node_order) {
       job.add_source(block.sums_for(world.node) + packed.offset(tile));
     }
-    for (std::uint32_t node = 0; node < world.nodes; ++node) {
-      if (node != world.node) {
-        job.add_source(block.sums_from(node) + packed.offset(tile));
-      } else if (block.launch.in_node_order) {
-        job.add_source(block.sums_for(node) + packed.offset(tile));
-      }
-    }
+    const std::byte* const own = block.sums_for(world.node) + packed.offset(tile);
+    block.add_node_sums(job, kBankHeaderBytes + packed.offset(tile),
+                        block.launch.in_node_order ? own : nullptr);
     const bool has_rows = job.take(mine.rows);
     if (once && !block.await_tile(world.node, tile)) return false;
     const std::uint64_t begin_ns = block.span_begin();

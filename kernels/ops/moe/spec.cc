@@ -179,8 +179,11 @@ Result<MoeDispatchPlan> MoeDispatchPlan::make(std::uint32_t nodes, std::uint32_t
   if (shape.rows_max == 0) plan.shape.rows_max = world * shape.tokens_max * shape.top_k;
   choose_tiles(plan, tiling, world);
 
+  // With many nodes both gathers together have as many as any operator takes.
+  const std::uint32_t flags_max =
+      FlagMap{nodes, plan.banks}.shares_granules() ? kOperatorFlagsMax / 2 : kOperatorFlagsMax;
   const auto gather = [&](std::uint32_t row_bytes) {
-    return GatherPlan::make(kOp, nodes, locals, {shape.tokens_max, row_bytes}, way.kind,
+    return GatherPlan::make(kOp, nodes, locals, {shape.tokens_max, row_bytes, flags_max}, way.kind,
                             tiling.chunk_bytes, plan.banks);
   };
   MK_ASSIGN_OR_RETURN(GatherPlan routing, gather(shape.top_k * kRoutingBytes));

@@ -16,8 +16,8 @@ TEST(ClientLimits, SharesOfTheMachine) {
   EXPECT_EQ(limits.all.memory_bytes, 80 * kGiB);
   EXPECT_EQ(limits.user.memory_bytes, 60 * kGiB);
   EXPECT_EQ(limits.session_memory_bytes, 40 * kGiB);
-  EXPECT_EQ(limits.all.descriptors, 65'536u - 1024);
-  EXPECT_EQ(limits.user.descriptors, 48'384u);
+  EXPECT_EQ(limits.all.descriptors, 65'536u - 2048);
+  EXPECT_EQ(limits.user.descriptors, 47'616u);
   EXPECT_EQ(limits.user.sessions, 48u);
   EXPECT_EQ(limits.user.rings, 768u);
   EXPECT_EQ(limits.user.buffers, 49'152u);

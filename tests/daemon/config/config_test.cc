@@ -127,6 +127,8 @@ TEST_P(BadValue, IsRefusedWithItsPlace) {
   EXPECT_EQ(error_of(GetParam().toml), GetParam().message);
 }
 
+constexpr const char* kNodeIdText =
+    "mk.toml:1:11: node_id: a whole number from 0 to 1023 is expected";
 constexpr const char* kListenText =
     "mk.toml:1:10: listen: \"host:port\", \"[ipv6]:port\" or \"unix:/path\" is expected, with a "
     "port "
@@ -135,10 +137,8 @@ constexpr const char* kListenText =
 INSTANTIATE_TEST_SUITE_P(
     Keys, BadValue,
     testing::Values(
-        BadCase{"node_id = 128", "mk.toml:1:11: node_id: a whole number from 0 to 127 is expected"},
-        BadCase{"node_id = '1'", "mk.toml:1:11: node_id: a whole number from 0 to 127 is expected"},
-        BadCase{"node_id = -1", "mk.toml:1:11: node_id: a whole number from 0 to 127 is expected"},
-        BadCase{"node_id = 1.0", "mk.toml:1:11: node_id: a whole number from 0 to 127 is expected"},
+        BadCase{"node_id = 1024", kNodeIdText}, BadCase{"node_id = '1'", kNodeIdText},
+        BadCase{"node_id = -1", kNodeIdText}, BadCase{"node_id = 1.0", kNodeIdText},
         BadCase{"listen = 7171", "mk.toml:1:10: listen: a string in quotes is expected"},
         BadCase{"listen = 'localhost'", kListenText},
         BadCase{
@@ -157,8 +157,8 @@ INSTANTIATE_TEST_SUITE_P(
                 "mk.toml:2:8: socket.mode: an octal mode such as \"0660\" is expected"},
         BadCase{"peer = 1", "mk.toml:1:8: peer: a list of tables is expected: [[peer]]"},
         BadCase{"[[peer]]\nid = 1", "mk.toml:1:1: peer.address is missing"},
-        BadCase{"[[peer]]\naddress = 'h:1'\nid = 200",
-                "mk.toml:3:6: peer.id: a whole number from 0 to 127 is expected"},
+        BadCase{"[[peer]]\naddress = 'h:1'\nid = 2000",
+                "mk.toml:3:6: peer.id: a whole number from 0 to 1023 is expected"},
         BadCase{"[[peer]]\nid = 1\naddress = 'localhost:0'",
                 "mk.toml:3:11: peer.address: \"host:port\", \"[ipv6]:port\" or \"unix:/path\" is "
                 "expected, with a port of 1 to 65535"},
@@ -261,11 +261,11 @@ TEST(Config, UnknownKeysNameTheNearestOne) {
 TEST(Config, ReportsAllMistakesInTheOrderOfTheFile) {
   EXPECT_EQ(error_of("node_id = 'a'\n\n[log]\nlevel = 'loud'\n[limits]\nsessions = 0\n",
                      {.node_id = "x"}),
-            "mk.toml:1:11: node_id: a whole number from 0 to 127 is expected\n"
+            "mk.toml:1:11: node_id: a whole number from 0 to 1023 is expected\n"
             "mk.toml:4:9: log.level: \"loud\" is not one of \"debug\", \"info\", \"warning\", "
             "\"error\"\n"
             "mk.toml:6:12: limits.sessions: a whole number from 1 to 64 is expected\n"
-            "--node-id x: a node id from 0 to 127 is expected");
+            "--node-id x: a node id from 0 to 1023 is expected");
 }
 
 TEST(Config, SyntaxErrorsHaveTheirPlace) {
@@ -368,7 +368,7 @@ TEST(Config, TheAdminSocketIsNotInTheFolderThatJobsMount) {
 }
 
 TEST(Config, BadFlagsAreNamed) {
-  EXPECT_EQ(error_of("", {.node_id = "-1"}), "--node-id -1: a node id from 0 to 127 is expected");
+  EXPECT_EQ(error_of("", {.node_id = "-1"}), "--node-id -1: a node id from 0 to 1023 is expected");
   EXPECT_THAT(error_of("", {.listen = "x"}), HasSubstr("--listen x: \"host:port\""));
   EXPECT_THAT(error_of("", {.socket = "x"}), HasSubstr("--socket x: an absolute path"));
   EXPECT_THAT(error_of("", {.fabric = "x"}), HasSubstr("--fabric x: \"x\" is not one of"));
@@ -382,7 +382,7 @@ TEST(Config, BadFlagsAreNamed) {
             "--peer 1=localhost:2: another --peer has given node 1 an address");
   EXPECT_EQ(error_of("", {.peers = {"1"}}),
             "--peer 1: ID=ADDRESS is expected, such as 1=unix:/run/mkernel/1.sock");
-  EXPECT_THAT(error_of("", {.peers = {"x=localhost:1"}}), HasSubstr("a node id from 0 to 127"));
+  EXPECT_THAT(error_of("", {.peers = {"x=localhost:1"}}), HasSubstr("a node id from 0 to 1023"));
   EXPECT_THAT(error_of("", {.peers = {"1=localhost"}}),
               HasSubstr("--peer 1=localhost: \"host:port"));
 }

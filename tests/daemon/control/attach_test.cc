@@ -53,12 +53,12 @@ TEST_F(Attach, ShapesOfTheWorld) {
     return attach;
   };
   expect_invalid(with([](auto& a) { a.nodes = 0; }), "0 nodes");
-  expect_invalid(with([](auto& a) { a.nodes = shm::kNodesMax + 1; }), "129 nodes");
+  expect_invalid(with([](auto& a) { a.nodes = shm::kNodesMax + 1; }), "1025 nodes");
   expect_invalid(with([](auto& a) { a.local_size = 0; }), "0 ranks per node");
   expect_invalid(with([](auto& a) { a.local_size = shm::kLocalRanksMax + 1; }), "17 ranks");
   expect_invalid(with([](auto& a) { a.world = 5; }), "world size 5");
   expect_invalid(with([](auto& a) { a.world = 0; }), "world size 0");
-  expect_invalid(with([](auto& a) { a.nodes = 128, a.local_size = 16, a.world = 2048; }), "1024");
+  expect_invalid(with([](auto& a) { a.nodes = 1024, a.local_size = 16, a.world = 16384; }), "8192");
   expect_invalid(with([](auto& a) { a.node_rank = 2; }), "node rank 2");
   expect_invalid(with([](auto& a) { a.local_rank = 2; }), "local rank 2");
   expect_invalid(with([](auto& a) { a.rank = 2; }), "rank 2 is not");

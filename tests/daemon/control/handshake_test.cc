@@ -20,11 +20,11 @@ TEST_F(Handshake, OffersAreChecked) {
   expect_refused(with([](auto& p) { p.job.assign(129, 'x'); }), "bad name");
   expect_refused(with([](auto& p) { p.job = "caf\xe9"; }), "bad name");
   expect_refused(with([](auto& p) { p.nodes = 1; }), "1 nodes");
-  expect_refused(with([](auto& p) { p.nodes = 129; }), "129 nodes");
+  expect_refused(with([](auto& p) { p.nodes = 1025; }), "1025 nodes");
   expect_refused(with([](auto& p) { p.local_size = 0; }), "0 ranks");
   expect_refused(with([](auto& p) { p.local_size = 17; }), "17 ranks");
   expect_refused(with([](auto& p) { p.node_rank = 2; }), "node rank 2");
-  expect_refused(with([](auto& p) { p.nodes = 128, p.local_size = 16; }), "128 nodes of 16");
+  expect_refused(with([](auto& p) { p.nodes = 1024, p.local_size = 16; }), "1024 nodes of 16");
   expect_refused(with([](auto& p) { p.nonce.pop_back(); }), "a nonce of 31 bytes");
   EXPECT_EQ(node.plane->counts().early_parts, 0u);
 }

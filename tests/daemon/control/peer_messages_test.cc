@@ -149,7 +149,7 @@ TEST_F(PeerMessages, TheReasonOfAJobThatEndsFitsAMessage) {
   const auto failed = many.take<shm::SessionFailed>(client);
   ASSERT_TRUE(failed);
   EXPECT_LT(failed->message.size(), shm::kMessageTextBytesMax);
-  EXPECT_THAT(failed->message, HasSubstr("and 120 more like it"));
+  EXPECT_THAT(failed->message, HasSubstr("and 1016 more like it"));
   for (const auto& [to, message] : many.sent) {
     if (const auto* left = std::get_if<JobLeft>(&message)) {
       EXPECT_LE(left->reason.size(), shm::kMessageTextBytesMax);

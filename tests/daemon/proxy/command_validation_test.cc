@@ -80,7 +80,7 @@ class CommandValidation : public testing::Test {
 
   test::FakeLocalRegion local_, huge_local_;
   test::FakeRemoteRegion remote_, huge_remote_;
-  Bindings bindings_;
+  Bindings bindings_{shm::kWorldMax, shm::kNodesMax};
   Peer* peer_ = nullptr;
   AcceptedCommand accepted_;
 };

@@ -227,7 +227,7 @@ TEST(PeerConvert, ValuesOutOfLimitsAreRefused) {
     EXPECT_THAT(result.error().message, HasSubstr(part_of_message));
   };
   const std::string long_job(shm::kJobNameBytesMax + 1, 'x');
-  refused([](auto& m) { m.mutable_hello()->set_node(128); }, "hello: node is 128, at most 127");
+  refused([](auto& m) { m.mutable_hello()->set_node(1024); }, "hello: node is 1024, at most 1023");
   refused([](auto& m) { m.mutable_hello()->set_abi_major(65536); }, "hello: abi_major is 65536");
   refused([](auto& m) { m.mutable_hello()->set_abi_minor(65536); }, "hello: abi_minor");
   refused([](auto& m) { m.mutable_hello()->set_version(std::string(257, 'v')); }, "version");
@@ -240,10 +240,10 @@ TEST(PeerConvert, ValuesOutOfLimitsAreRefused) {
       },
       "number of rails is 17");
   refused([&](auto& m) { m.mutable_job_part()->set_job(long_job); }, "job_part: bytes of job");
-  refused([](auto& m) { m.mutable_job_part()->set_nodes(129); }, "nodes is 129");
-  refused([](auto& m) { m.mutable_job_part()->set_node_rank(128); }, "node_rank is 128");
+  refused([](auto& m) { m.mutable_job_part()->set_nodes(1025); }, "nodes is 1025");
+  refused([](auto& m) { m.mutable_job_part()->set_node_rank(1024); }, "node_rank is 1024");
   refused([](auto& m) { m.mutable_job_part()->set_local_size(17); }, "local_size is 17");
-  refused([](auto& m) { m.mutable_job_part()->add_sessions()->set_rank(1024); }, "rank is 1024");
+  refused([](auto& m) { m.mutable_job_part()->add_sessions()->set_rank(8192); }, "rank is 8192");
   refused([](auto& m) { m.mutable_job_part()->add_sessions()->set_slot(64); }, "slot is 64");
   refused([](auto& m) { m.mutable_job_part()->add_sessions()->set_flag_count(65537); },
           "flag_count");
@@ -260,11 +260,11 @@ TEST(PeerConvert, ValuesOutOfLimitsAreRefused) {
   refused([](auto& m) { m.mutable_region_announce()->set_bytes(shm::kBufferBytesMax + 1); },
           "region_announce: bytes is");
   refused([](auto& m) { m.mutable_region_announce()->set_key(std::string(1025, 'k')); }, "key");
-  refused([](auto& m) { m.mutable_region_announce()->set_rank(1024); }, "rank");
+  refused([](auto& m) { m.mutable_region_announce()->set_rank(8192); }, "rank");
   refused([](auto& m) { m.mutable_region_withdraw()->set_handle(65536); }, "handle is 65536");
   refused([](auto& m) { m.mutable_exchange_part()->set_blob(std::string(65537, 'b')); }, "blob");
   refused([](auto& m) { m.mutable_exchange_part()->set_tag(std::string(257, 't')); }, "tag");
-  refused([](auto& m) { m.mutable_job_left()->set_rank(1024); }, "job_left: rank");
+  refused([](auto& m) { m.mutable_job_left()->set_rank(8192); }, "job_left: rank");
   refused([](auto& m) { m.mutable_rail_moved()->set_rail(16); }, "rail_moved: rail is 16");
   refused([](auto& m) { m.mutable_rail_moved()->set_address(std::string(513, 'a')); },
           "rail_moved: bytes of address is 513");

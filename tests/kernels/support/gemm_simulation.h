@@ -77,12 +77,10 @@ class GemmSimExecutor : public SimExecutor {
     return true;
   }
   void sum(const SumJob& job) {
-    SumJob row = job;
-    row.rows = 1;
     for (std::uint32_t i = 0; i < job.rows; ++i) {
-      for (std::uint32_t s = 0; s < job.source_count; ++s) {
-        row.sources[s] = static_cast<const std::uint16_t*>(job.sources[s]) + i * job.source_stride;
-      }
+      SumJob row = job;
+      row.rows = 1;
+      row.move_sources(i * job.source_stride * kElementBytes);
       for (std::uint32_t t = 0; t < job.target_count; ++t) {
         row.targets[t] = static_cast<std::uint16_t*>(job.targets[t]) + i * job.target_stride;
       }

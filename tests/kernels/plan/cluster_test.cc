@@ -1,0 +1,78 @@
+// A plan for a cluster says what is in the way: the limits that a job, a session and a kernel
+// really have, and what to do about them.
+#include "kernels/plan/cluster.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <string>
+
+#include "kernels/cuda/skeleton/launch_state.h"
+#include "shm/limits.h"
+#include "tests/kernels/plan/problems.h"
+
+namespace mk::kernels::plan {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+constexpr std::uint32_t kLocals = 8;
+
+Result<ClusterPlan> plan_of(Op op, const char* machine, std::uint32_t nodes) {
+  Problem problem = problem_of(op, nodes, kLocals, {});
+  problem.shape = {std::max(8192u, problem.ranks() * 16), 4096, 1024};
+  if (op == Op::kRing) problem.shape = {problem.ranks() * 64, 8, 128};
+  if (op == Op::kRing) problem.heads.key_heads = 8;
+  problem.experts = {problem.ranks(), 8};
+  problem.named.form = Mode::kFused;
+  return plan_cluster(problem, shipped_machine(machine).value());
+}
+
+class ClusterLimits : public ::testing::TestWithParam<Op> {};
+INSTANTIATE_TEST_SUITE_P(Operators, ClusterLimits,
+                         ::testing::Values(Op::kAgGemm, Op::kGemmRs, Op::kGemmAr, Op::kRing,
+                                           Op::kMoe, Op::kCombine),
+                         [](const auto& one) { return std::string(name_of(one.param)); });
+
+TEST_P(ClusterLimits, TheLargestJobRunsOnCpus) {
+  for (const std::uint32_t nodes : {2u, 17u, 129u, shm::kNodesMax}) {
+    const auto made = plan_of(GetParam(), "CPU", nodes);
+    ASSERT_TRUE(made) << made.error().message;
+    EXPECT_THAT(made->obstacles, IsEmpty()) << nodes;
+    EXPECT_LE(made->arrival_flags, shm::kFlagsMax);
+  }
+}
+
+TEST_P(ClusterLimits, OneNodeMoreHasNoPlan) {
+  const auto refused = plan_of(GetParam(), "CPU", shm::kNodesMax + 1);
+  ASSERT_FALSE(refused);
+  EXPECT_THAT(refused.error().message, HasSubstr("1 to 1024 nodes"));
+}
+
+TEST_P(ClusterLimits, GpusHaveThoseOfTheirKernelsBesides) {
+  const std::uint32_t most = GetParam() == Op::kRing  ? 128 / kLocals
+                             : GetParam() == Op::kMoe ? 705
+                                                      : shm::kNodesMax;
+  for (const std::uint32_t nodes : {2u, 16u, 17u, 129u, 513u, 705u, 706u, shm::kNodesMax}) {
+    const auto made = plan_of(GetParam(), "H200", nodes);
+    // Ring Attention has no SMs left on very many nodes.
+    if (!made && GetParam() == Op::kRing && nodes > 129) continue;
+    ASSERT_TRUE(made) << nodes << ": " << made.error().message;
+    if (nodes <= most) {
+      EXPECT_THAT(made->obstacles, IsEmpty()) << nodes;
+      EXPECT_LE(made->arrival_flags, cuda::kPolledFlagsMax);
+    } else if (GetParam() == Op::kRing) {
+      EXPECT_THAT(made->obstacles,
+                  ElementsAre(AllOf(HasSubstr("at most 128 ranks"), HasSubstr("fewer nodes"))));
+    } else {
+      EXPECT_THAT(made->obstacles, ElementsAre(AllOf(HasSubstr("5632"), HasSubstr("fewer nodes"))));
+    }
+  }
+}
+
+}  // namespace
+}  // namespace mk::kernels::plan
