@@ -14,9 +14,15 @@ namespace {
 /// One warpgroup's time for a row of the routing plan, of all ranks' rows: 131072 rows of 64
 /// experts take 36 of them 1.1 ms (kernels/ops/moe/SM90.md).
 constexpr double kRouteRowUs = 1.1e3 * 36 / 131072;
-/// GB/s, read and written, of a warpgroup that sums a token's rows: 4096 tokens of eight rows of
-/// 14 KiB take 36 of them 0.65 ms (combine_h200_1x4.json: unfused, less its product).
-constexpr double kSumRowsGbS = 22;
+/// Before the first tile of GEMM+Combine: what an index of no rows takes, and one warpgroup's time
+/// for each row, on one and on two H200s (moe_h200_1x1_combine.json, moe_h200_1x2.json).
+constexpr double kIndexUs = 150;
+constexpr double kIndexRowUs = 0.11;
+/// GB/s, read and written, of a warpgroup that sums beside the product: 12 KiB are on their way for
+/// 1.2 µs.
+constexpr double kSumRowsGbS = 10;
+/// A part of the sums on one node is left when the product is done: 0.57 to 0.64 in the same runs.
+constexpr double kSumsLeft = 0.6;
 
 double us(double bytes, double gb_s) { return gb_s > 0 ? bytes / (gb_s * 1e3) : 0; }
 
@@ -52,14 +58,20 @@ ExpertTerms combine_terms(const Problem& problem, const Machine& machine,
   const double of_token = problem.experts.top_k;
   const double summed = (tokens * (of_token + 1) + 3 * tokens * any * other_nodes) * row_bytes;
   const double sent = tokens * other_nodes * (of_token / problem.nodes + 2 * any) * row_bytes;
+  const double streams = std::max(1u, candidate.stream_warpgroups);
   ExpertTerms terms;
-  terms.sum_gb_s =
-      std::min(std::max(1u, candidate.stream_warpgroups) * kSumRowsGbS, machine.hbm_gb_s);
+  terms.before = kIndexUs + kIndexRowUs * tokens * of_token / streams;
+  terms.sum_gb_s = std::min(streams * kSumRowsGbS, machine.hbm_gb_s);
   terms.local = us(expert_link_bytes(problem), machine.link_gb_s);
-  terms.sums = us(summed, terms.sum_gb_s);
   terms.sent_sums = us(sent, terms.sum_gb_s);
-  // Tokens of a step are summed when all of its rows are there: the last one's after the product.
-  terms.last_sums = 1.0 / combine_cuda_steps(problem.nodes);
+  if (problem.nodes > 1) {
+    // Tokens of a step are summed when all of its rows are there: the last one's after the product.
+    terms.sums = us(summed, terms.sum_gb_s);
+    terms.last_sums = 1.0 / combine_cuda_steps(problem.nodes);
+  } else {
+    terms.sums = us(summed, machine.hbm_gb_s);
+    terms.last_sums = kSumsLeft;
+  }
   return terms;
 }
 

@@ -10,16 +10,16 @@ namespace mk::kernels::plan {
 
 /// Of one rank's launch of the problem's m, in us.
 struct ExpertTerms {
-  double before = 0;     ///< the routing plan, which everything waits for
+  double before = 0;     ///< the routing plan or the index, which everything waits for
   double local = 0;      ///< tokens to the node's others, and packed; or product rows to theirs
   double passed = 0;     ///< tokens from other nodes to the node's others
-  double sums = 0;       ///< of product rows
+  double sums = 0;       ///< of product rows; on one node by all warpgroups, product or not
   double last_sums = 0;  ///< of these, as a share, that nothing can be beside
   // Parts of local and sums.
   double share = 0;      ///< this rank's tokens to the node's others
   double packed = 0;     ///< all rows of its experts
   double sent_sums = 0;  ///< for other nodes
-  double sum_gb_s = 0;   ///< of all warpgroups that sum, read and written
+  double sum_gb_s = 0;   ///< of all that sum beside the product, read and written
 };
 ExpertTerms expert_terms(const Problem& problem, const Machine& machine,
                          const Candidate& candidate);

@@ -13,7 +13,8 @@
 namespace mk::kernels {
 
 /// Some of the tokens that this rank sums for the rank of its rail on `node`, which may be its own.
-/// It is [begin, end) of the list of those that have rows here, or of its own tokens.
+/// It is [begin, end) of the list of those that have rows here, or of its own tokens in their
+/// order.
 struct CombineRun {
   std::uint32_t node = 0;
   std::uint32_t begin = 0;
@@ -66,6 +67,10 @@ class CombineBlock : public OperatorBlock<Executor> {
   MK_HOST_DEVICE CombineTile* tiles() const {
     return reinterpret_cast<CombineTile*>(at(launch.plan.layout.tiles));
   }
+  /// Local rank `local` tells its tiles there when its index is made.
+  MK_HOST_DEVICE const CombineWords* words_of(std::uint32_t local) const {
+    return reinterpret_cast<const CombineWords*>(at(local, launch.plan.layout.words));
+  }
   MK_HOST_DEVICE std::uint32_t* order() const { return word(at(launch.plan.layout.order)); }
   MK_HOST_DEVICE CombineNote* block_note(std::uint32_t block, std::uint32_t rank) const {
     return reinterpret_cast<CombineNote*>(at(schedule.block_note(block, rank)));
@@ -83,6 +88,8 @@ class CombineBlock : public OperatorBlock<Executor> {
   MK_HOST_DEVICE CombinePeer* peer(std::uint32_t node) const {
     return reinterpret_cast<CombinePeer*>(at(schedule.peer(node)));
   }
+  /// Tokens of the rail peer on `node` that have rows here; of its own node: all its own, in the
+  /// order in which they are summed (lateness.h).
   MK_HOST_DEVICE std::uint32_t* list(std::uint32_t node) const {
     return word(at(schedule.list(node)));
   }
@@ -121,7 +128,7 @@ class CombineBlock : public OperatorBlock<Executor> {
   /// Those whose sums come here.
   MK_HOST_DEVICE bool is_own(const CombineRun& run) const { return run.node == world.node; }
   MK_HOST_DEVICE std::uint32_t token_of(const CombineRun& run, std::uint32_t i) const {
-    return is_own(run) ? i : list(run.node)[i];
+    return list(run.node)[i];
   }
   MK_HOST_DEVICE CombineSum sum_of(const CombineRun& run, std::uint32_t i) const {
     return {is_own(run) ? nullptr : staging(run.node) + schedule.sum_in_bank(i), token_of(run, i)};
@@ -157,7 +164,7 @@ class CombineBlock : public OperatorBlock<Executor> {
 
   // --- Headers ---
 
-  /// Of what goes to that node.
+  /// The header of what goes to that node.
   MK_HOST_DEVICE void write_header(std::uint32_t node) const {
     auto* header = reinterpret_cast<CombineHeader*>(staging(node));
     header->epoch = epoch;

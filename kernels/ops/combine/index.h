@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "kernels/ops/combine/block.h"
+#include "kernels/ops/combine/lateness.h"
 
 namespace mk::kernels::gemm_combine {
 
@@ -15,7 +16,7 @@ enum class CombinePiece : std::uint32_t {
   kRows,   ///< its row tiles and its parts of the ids
   kOrder,  ///< what all blocks have found: the order, the notes, the checks
   kCount,  ///< its parts of the node's entries, counted; where its parts of the sums stand
-  kList,   ///< its parts of the node's entries, listed
+  kList,   ///< its parts of the node's entries, listed; and of its own tokens, in order
 };
 
 /// What a lane has found of one rank and not added to the block's yet: rows that follow each other
@@ -92,16 +93,6 @@ MK_HOST_DEVICE inline void index_rows(const CombineBlock<Executor>& block, const
     lanes.least(&block.tiles()[number].urgency, most_urgent);
   });
   note.flush();
-}
-
-/// Calls visit(part, tokens) for this block's and lane's parts of `tokens` tokens.
-template <class Executor, class Lanes, class Visit>
-MK_HOST_DEVICE inline void for_own_parts(const CombineBlock<Executor>& block, const Lanes& lanes,
-                                         std::uint32_t tokens, Visit&& visit) {
-  const std::uint32_t parts = CombineSchedule::parts_of(tokens);
-  const std::uint32_t step = block.launch.blocks.plan * lanes.count;
-  for (std::uint32_t part = block.index * lanes.count + lanes.index; part < parts; part += step)
-    visit(part, CombineSchedule::tokens_of(part, tokens));
 }
 
 /// Which of nodes [first, first + 32) have an expert of the token; a bit for each.
@@ -308,9 +299,11 @@ MK_HOST_DEVICE inline void do_piece(const CombineBlock<Executor>& block, Combine
       break;
     case CombinePiece::kCount:
       count_tokens(block, lanes);
+      count_lateness(block, lanes);
       break;
     case CombinePiece::kList:
       list_tokens(block, lanes);
+      order_tokens(block, lanes);
       break;
   }
 }

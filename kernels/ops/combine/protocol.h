@@ -32,7 +32,7 @@
 ///                                                                     owner
 ///              owner         entries -> how many tokens of each part
 ///                            it has rows of                           listed[plan]
-///                            which these are                          done[plan]
+///                            which these are; the order of its own    done[plan]
 ///     compute  every rank    rows x weights -> slots at the owners    tile_ready[source][row tile]
 ///     reduce   owner         slots -> a token's sum -> staging        chunk_reduced[node][chunk]
 ///     send     owner         staging -> receive bank of the rail peer arrival[bank][from][chunk]
@@ -281,9 +281,7 @@ MK_HOST_DEVICE inline bool await_all(CombineBlock<Executor>& block, bool all_til
     }
   }
   for (std::uint32_t local = 0; all_tiles && local < world.locals; ++local) {
-    const auto* tiles =
-        &reinterpret_cast<const CombineWords*>(block.at(local, block.launch.plan.layout.words))
-             ->tiles;
+    const std::uint32_t* const tiles = &block.words_of(local)->tiles;
     for (std::uint32_t tile = 0; tile < *tiles; ++tile) {
       if (!block.await_tile(block.schedule.tile_flag(local, tile))) return false;
     }

@@ -47,7 +47,11 @@ struct CombineCounts {
   std::uint32_t there = 0;    ///< this rank's tokens that have an expert on that node
   std::uint32_t tokens = 0;   ///< its rail peer's that have rows on this node
   std::uint32_t entries = 0;  ///< and their rows
+  std::uint32_t reserved = 0;
+  std::uint64_t late = 0;  ///< of its own node: a byte for each lateness, its tokens (lateness.h)
 };
+/// Classes of tokens, by when their last row is computed.
+inline constexpr std::uint32_t kLatenesses = 8;
 
 /// Of a node: what this rank sends to its rail peer there. Of its own node: only `clash`.
 struct CombinePeer {

@@ -12,7 +12,7 @@ namespace {
 
 constexpr char kOp[] = "gemm_combine";
 constexpr std::uint64_t kTilesMax = 1u << 30;        // their numbers are ints
-constexpr std::uint64_t kSlotsMax = (1u << 28) - 1;  // SlotRows::kSlotBits
+constexpr std::uint64_t kSlotsMax = (1u << 28) - 1;  // SlotPlace::kSlotBits
 
 }  // namespace
 
@@ -64,7 +64,6 @@ Status CombineCuda::start(const RankContext& context, const CudaOptions& options
   plan::Candidate candidate;
   candidate.stream_warpgroups = blocks().reduce;
   account_for(problem, candidate, options);
-  MK_RETURN_IF_ERROR(map_slots());
   return choose_kernel();
 }
 
@@ -80,21 +79,6 @@ Status CombineCuda::choose_kernel() {
                 name_of(plan_.shape.partials));
   }
   return frame().check(kernel_->prepare(), "the device refuses the kernel");
-}
-
-/// Partials in fp32 as twice as many elements: the copy engine only moves them.
-Status CombineCuda::map_slots() {
-  const CombineShape& shape = plan_.shape;
-  const auto slots = static_cast<std::int64_t>(plan_.nodes) * shape.tokens_max * shape.top_k;
-  const std::int64_t elements = std::int64_t{shape.hidden} * plan_.partial_bytes() / kElementBytes;
-  for (std::uint32_t local = 0; local < plan_.locals; ++local) {
-    MK_ASSIGN_OR_RETURN(
-        arguments_.slots[local],
-        cuda::make_tensor_map("slots", cuda::cuda_type(plan_.dtype),
-                              arguments_.launch.context.workspaces[local] + plan_.layout.slots,
-                              slots, elements, elements, 1, cuda::kPieceColumns));
-  }
-  return {};
 }
 
 Status CombineCuda::check_input(const CombineDeviceInput& input, const void* out) const {
@@ -123,9 +107,16 @@ Status CombineCuda::make_maps(const CombineDeviceInput& input) {
   cuda::ProductArguments& product = arguments_.product;
   product.a_box_rows = cuda::kCombineTileRows;
   product.k_blocks = static_cast<int>(div_up(shape.features, cuda::kBlockK));
-  // Where there is nothing to compute, nobody asks for these.
-  product.a = product.b = arguments_.a_half = arguments_.slots[world().local];
-  if (input.room == 0 || experts().count == 0) return {};
+  if (input.room == 0 || experts().count == 0) {
+    // There is nothing to compute: any maps do.
+    MK_ASSIGN_OR_RETURN(
+        product.a,
+        cuda::make_tensor_map(
+            "slots", type, arguments_.launch.context.workspaces[world().local] + plan_.layout.slots,
+            1, shape.hidden, shape.hidden, 1, cuda::kPieceColumns));
+    product.b = arguments_.a_half = product.a;
+    return {};
+  }
   const auto window = [&](int rows) {
     return cuda::make_row_window_map("y", type, input.y, input.room, features, rows, cuda::kBlockK);
   };

@@ -52,7 +52,6 @@ class CombineCuda
   using ExpertOperator::ExpertOperator;
   Status start(const RankContext& context, const CudaOptions& options);
   Status choose_kernel();
-  Status map_slots();
   Status check_input(const CombineDeviceInput& input, const void* out) const;
   Status make_maps(const CombineDeviceInput& input);
 

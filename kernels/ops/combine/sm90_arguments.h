@@ -14,9 +14,8 @@ inline constexpr int kCombineTileColumns = 256;
 /// `product.a` is y, in windows of kCombineTileRows; `product.b` this rank's experts; `c` the
 /// caller's output.
 struct CombineArguments : OperatorArguments<CombineLaunch> {
-  CUtensorMap a_half;                      ///< y in windows of half as many rows
-  CUtensorMap slots[shm::kLocalRanksMax];  ///< by local rank: its slots, in boxes of one row
-  std::uint32_t columns = 0;               ///< of tiles
+  CUtensorMap a_half;         ///< y in windows of half as many rows
+  std::uint32_t columns = 0;  ///< of tiles
 };
 using CombineKernel = OperatorKernel<CombineArguments>;
 

@@ -8,14 +8,14 @@
 #include "kernels/ops/combine/protocol.h"
 #include "kernels/ops/combine/sm90_leader.cuh"
 #include "kernels/ops/combine/sm90_policies.cuh"
+#include "kernels/ops/combine/sm90_rows.cuh"
 
 namespace mk::kernels::cuda {
 
-template <class ConfigType, CombinePartials kPartials>
+template <class Element, BLayout kB, CombinePartials kPartials>
 struct CombineOp {
-  using Config = ConfigType;
-  using Epilogue =
-      std::conditional_t<kPartials == CombinePartials::kF32, RowWeightsF32, RowWeights>;
+  using Config = CombineConfig<Element, kB, kPartials>;
+  using Epilogue = RowWeights<kPartials>;
   using Order = CombineTiles;
   using Gate = CombineGate<Config>;
   using Store = SlotRows<Config, kPartials>;
@@ -55,8 +55,6 @@ struct CombineOp {
     const CombineLayout& layout = launch.plan.layout;
     const std::byte* const own = launch.context.workspaces[launch.context.world.local];
     DeviceState& state = *arguments.frame.state;
-    typename Store::Params store{{}, arguments.columns, &state.local.stop};
-    std::copy(std::begin(arguments.slots), std::end(arguments.slots), store.slots);
     OperatorParams<CombineOp> params = {
         .gemm = {.a = arguments.product.a,
                  .b = arguments.product.b,
@@ -69,7 +67,7 @@ struct CombineOp {
                            &state.local.stop, arguments.columns,
                            Divisor(CombineSchedule::kBand * arguments.columns), &state.tiles_taken},
                  .gate = {1, arguments.a_half},
-                 .store = store,
+                 .store = {arguments.columns, &state.local.stop},
                  .epilogue = {launch.rows}},
         .launch = launch,
         .frame = arguments.frame,
@@ -92,9 +90,6 @@ struct CombineOp {
 template <class Element>
 const CombineKernel* combine_kernel(BLayout b_layout, CombinePartials partials) {
   const auto of_layout = [&]<BLayout kB>() -> const CombineKernel* {
-    // A whole tile fits into the staging, for the price of a stage: rows leave one by one, which
-    // takes long.
-    using Config = GemmConfig<Element, kB, kCombineTileRows, kCombineTileColumns, 3, 1, 4>;
     constexpr bool kIsBf16 = std::is_same_v<Element, __nv_bfloat16>;
 #if defined(MK_COMBINE_FEW_KERNELS)
     constexpr bool kElements = kB == BLayout::kNK || kIsBf16;
@@ -105,11 +100,11 @@ const CombineKernel* combine_kernel(BLayout b_layout, CombinePartials partials) 
 #endif
     if constexpr (kElements) {
       if (partials == CombinePartials::kElement)
-        return &kOperatorKernel<CombineOp<Config, CombinePartials::kElement>>;
+        return &kOperatorKernel<CombineOp<Element, kB, CombinePartials::kElement>>;
     }
     if constexpr (kF32) {
       if (partials == CombinePartials::kF32)
-        return &kOperatorKernel<CombineOp<Config, CombinePartials::kF32>>;
+        return &kOperatorKernel<CombineOp<Element, kB, CombinePartials::kF32>>;
     }
     return nullptr;
   };

@@ -10,31 +10,39 @@
 
 namespace mk::kernels::cuda {
 
-/// Eight columns of sums, in fp32. Empty is not zero: the first row is taken as it is.
+/// Eight columns of sums, in fp32. Empty they are -0, which adds nothing to any number, so that no
+/// term is a special case: with a branch around each, the compiler puts its load behind the branch,
+/// and each waits for the one before.
 template <class Element, bool kF32>
 struct ColumnSums {
   /// Rows whose loads are on their way together.
   static constexpr int kRows = kF32 ? 4 : 8;
   static constexpr int kVectors = kF32 ? 2 : 1;  ///< of a row's eight columns
+  static constexpr std::uint32_t kNothing = kF32 ? 0x80000000u : 0x80008000u;  ///< a word of it
 
-  float sum[8];
+  float sum[8] = {-0.0f, -0.0f, -0.0f, -0.0f, -0.0f, -0.0f, -0.0f, -0.0f};
   bool any = false;
 
-  /// `count` rows; `row_of(i)`: their eight columns.
+  /// `count` rows, one at least; `row_of(i)`: their eight columns. For i from `count` on: any's.
   template <class RowOf>
   __device__ __forceinline__ void add_rows(int count, RowOf&& row_of) {
     Vector loaded[kRows][kVectors];
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {
-      // (Those that are not there are the first one again: see VectorBatch.)
-      const auto* const row = reinterpret_cast<const Vector*>(row_of(i < count ? i : 0));
+      const auto* const row = reinterpret_cast<const Vector*>(row_of(i));
 #pragma unroll
       for (int v = 0; v < kVectors; ++v) loaded[i][v] = ptx::load_last(row + v);
     }
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {
-      if (i >= count) break;
-      add_vectors(loaded[i], !any && i == 0);
+#pragma unroll
+      for (int v = 0; v < kVectors; ++v) {
+        Vector& words = loaded[i][v];
+        const bool there = i < count;
+        words = {there ? words.x : kNothing, there ? words.y : kNothing, there ? words.z : kNothing,
+                 there ? words.w : kNothing};
+      }
+      add_vectors(loaded[i]);
     }
     any = true;
   }
@@ -43,14 +51,13 @@ struct ColumnSums {
 #pragma unroll
     for (int v = 0; v < kVectors; ++v)
       loaded[v] = ptx::load_last(reinterpret_cast<const Vector*>(row) + v);
-    add_vectors(loaded, !any);
+    add_vectors(loaded);
     any = true;
   }
   __device__ __forceinline__ void add_sums(const ColumnSums& other) {
-    if (!other.any) return;
 #pragma unroll
-    for (int i = 0; i < 8; ++i) sum[i] = any ? sum[i] + other.sum[i] : other.sum[i];
-    any = true;
+    for (int i = 0; i < 8; ++i) sum[i] += other.sum[i];
+    any |= other.any;
   }
   __device__ __forceinline__ void store_partial(std::byte* to) const {
     auto* const vectors = reinterpret_cast<Vector*>(to);
@@ -72,12 +79,12 @@ struct ColumnSums {
   }
 
  private:
-  __device__ __forceinline__ void add_vectors(const Vector (&vectors)[kVectors], bool first) {
+  __device__ __forceinline__ void add_vectors(const Vector (&vectors)[kVectors]) {
     if constexpr (kF32) {
-      add_f32(sum, vectors[0], first);
-      add_f32(sum + 4, vectors[1], first);
+      add_f32(sum, vectors[0], false);
+      add_f32(sum + 4, vectors[1], false);
     } else {
-      add<Element>(sum, vectors[0], first);
+      add<Element>(sum, vectors[0], false);
     }
   }
 };
@@ -119,7 +126,9 @@ __device__ __forceinline__ void sum_tokens(const Block& block, const CombineRun&
           int count = 0;
 #pragma unroll
           for (int r = 0; r < Sums::kRows; ++r) {
-            taken[r] = first + static_cast<std::uint32_t>(__ffs(static_cast<int>(slots))) - 1;
+            // (Those that are not there are the first one again: see VectorBatch.)
+            const std::uint32_t next = first + __ffs(static_cast<int>(slots)) - 1;
+            taken[r] = slots != 0 ? next : taken[0];
             count += slots != 0 ? 1 : 0;
             slots &= slots - 1;
           }

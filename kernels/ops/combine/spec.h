@@ -14,9 +14,10 @@
 
 namespace mk::kernels {
 
-/// CombineGeometry::steps of GPUs, the same on all ranks. Guesses: where sums travel, they had
-/// better begin early.
-constexpr std::uint32_t combine_cuda_steps(std::uint32_t nodes) { return nodes > 1 ? 4 : 2; }
+/// CombineGeometry::steps of GPUs, the same on all ranks. Where sums travel, they had better begin
+/// early (a guess). On one node each step would read all weights again, and lateness.h does what
+/// steps are for.
+constexpr std::uint32_t combine_cuda_steps(std::uint32_t nodes) { return nodes > 1 ? 4 : 1; }
 
 struct CombinePlan : CombineGeometry {
   /// Checks the arguments and fills in what was left open:

@@ -22,6 +22,7 @@ namespace {
 struct CombineSimOptions : SimOptions {
   CombineShape shape = {6, 16, 8, 5, 3, CombinePartials::kElement};
   Tiling tiling = {8, 8, 64, 2};
+  std::uint32_t steps = 16;
   bool faults = false;          ///< in every third launch some rank's handle does not fit
   bool groups = false;          ///< as a GPU's groups do it
   bool nonsense = false;        ///< likewise, but it makes no sense
@@ -36,7 +37,7 @@ class CombineSimulation : private SimOperator {
   explicit CombineSimulation(const CombineSimOptions& options)
       : options_(options),
         plan_(plan_or_throw(CombinePlan::make(options.nodes, options.locals, options.shape,
-                                              DType::kBf16, options.tiling))),
+                                              DType::kBf16, options.tiling, options.steps))),
         ranks_(options.nodes * options.locals),
         simulation_(*this, options, plan_.workspace_bytes(), plan_.flag_count()) {
     for (CombineRank& rank : ranks_) {
@@ -162,6 +163,8 @@ class CombineSimulation : private SimOperator {
     if (!wrong.empty()) return wrong;
     const bool stored = words->verdict.bad_rank == 0;
     faults_named_ += stored ? 0 : 1;
+    if (stored && plan_.steps == 1 && plan_.nodes == 1 && !sums_by_lateness(launch))
+      return "tokens that are complete late are summed before others";
     const std::uint32_t hidden = plan_.shape.hidden;
     for (std::uint32_t token = 0; token < rank.routing.tokens; ++token) {
       for (std::uint32_t column = 0; column < hidden; ++column) {
@@ -178,6 +181,35 @@ class CombineSimulation : private SimOperator {
       }
     }
     return {};
+  }
+  /// No token comes before one whose rows leave twice the share of the tiles to compute. A
+  /// share is of the local rank that computes the row.
+  bool sums_by_lateness(const CombineLaunch& launch) const {
+    const World& world = launch.context.world;
+    const CombineSchedule schedule(plan_, world);
+    const auto at = [&](std::uint32_t local, std::uint64_t offset) {
+      return launch.context.workspaces[local] + offset;
+    };
+    const auto* order =
+        reinterpret_cast<const std::uint32_t*>(at(world.local, schedule.list(world.node)));
+    double least = 1;
+    for (std::uint32_t i = 0; i < launch.routing.tokens; ++i) {
+      const auto* entries = reinterpret_cast<const CombineEntry*>(
+          at(world.local, schedule.entry(world.node, order[i], 0)));
+      double left = 1;
+      for (std::uint32_t slot = 0; slot < plan_.shape.top_k; ++slot) {
+        if (entries[slot].epoch != launch.epoch) continue;
+        const std::uint32_t local = entries[slot].flag / plan_.tiles_max;
+        const double tiles =
+            reinterpret_cast<const CombineWords*>(at(local, plan_.layout.words))->tiles;
+        left = std::min(left, (tiles - entries[slot].flag % plan_.tiles_max) / tiles);
+      }
+      // Smaller parts are one class.
+      left = std::max(left, 1.0 / 128);
+      if (left >= 2 * least) return false;
+      least = std::min(least, left);
+    }
+    return true;
   }
   /// A rank without rows, or whose handle makes no sense, is named by all; one that lacks a row by
   /// that row's rank; one whose id is no expert's by itself.
@@ -245,6 +277,7 @@ void draw(CombineSimOptions& options) {
   options.tiling.chunk_bytes = from_to(16, 200);
   const auto blocks = [&] { return from_to(1, 2); };
   options.blocks = {blocks(), blocks(), blocks(), blocks(), 1, 1, blocks()};
+  options.steps = random() % 2 == 0 ? 1 : 16;
 }
 
 class EveryWorldAndOrder : public ::testing::TestWithParam<std::uint32_t> {};
