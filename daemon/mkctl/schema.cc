@@ -179,7 +179,8 @@ Json json_schema() {
                                      {"world", "integer"},
                                      {"ranks_seen", "integer"},
                                      {"launches_per_second", "number"},
-                                     {"commands_per_second", "number"}});
+                                     {"commands_per_second", "number"},
+                                     {"idle", "boolean"}});
   const auto own = [&](const char* command, Json body) {
     commands[command] = {{"allOf", Json::array({{{"$ref", "#/$defs/Envelope"}}, std::move(body)})}};
   };

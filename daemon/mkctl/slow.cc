@@ -120,13 +120,17 @@ class Search {
   }
 
   void launches(const std::string& job, const Ranks& all) {
-    Motion motion{job, all.begin()->second.after->world(), static_cast<std::uint32_t>(all.size()),
-                  0, 0};
+    Motion motion{
+        job, all.begin()->second.after->world(), static_cast<std::uint32_t>(all.size()), 0, 0,
+        true};
     std::uint64_t most = 0, slowest = ~0ull;
     bool moved = false;
     for (const auto& [number, rank] : all) {
       most = std::max(most, rank.after->launches());
       motion.commands_per_second += rank.commands_per_second;
+      motion.idle = motion.idle && rank.before != nullptr &&
+                    rank.before->launches() == rank.after->launches() &&
+                    rank.after->launches() % 2 == 0;
       if (rank.before == nullptr) continue;
       slowest = std::min(slowest, rank.after->launches() - rank.before->launches());
       moved = moved || rank.after->launches() != rank.before->launches();

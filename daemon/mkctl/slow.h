@@ -44,6 +44,9 @@ struct Motion {
   std::uint32_t world = 0, ranks_seen = 0;
   double launches_per_second = 0;  ///< of the slowest rank
   double commands_per_second = 0;  ///< of all ranks
+  /// No rank that was seen was in a launch at either look, nor began one between them. They wait or
+  /// work outside of mkernel.
+  bool idle = false;
 };
 
 struct Slowness {

@@ -65,6 +65,7 @@ std::string render(const Slowness& slowness) {
       text += fmt::format("; only {} of {} ranks were seen (--hosts asks more nodes)",
                           job.ranks_seen, job.world);
     }
+    if (job.idle) text += "; no rank is in a launch: they wait or work outside of mkernel";
     text += "\n";
   }
   return text;
@@ -86,7 +87,8 @@ Json json_of(const Slowness& slowness) {
                     {"world", job.world},
                     {"ranks_seen", job.ranks_seen},
                     {"launches_per_second", job.launches_per_second},
-                    {"commands_per_second", job.commands_per_second}});
+                    {"commands_per_second", job.commands_per_second},
+                    {"idle", job.idle}});
   }
   return {{"findings", findings}, {"jobs", jobs}};
 }

@@ -95,6 +95,21 @@ TEST(WhoIsSlow, NobodyWhenAllMove) {
   EXPECT_THAT(render(found), HasSubstr("no rank is behind"));
 }
 
+TEST(WhoIsSlow, AJobWhoseRanksAreAllInNoLaunchIsIdle) {
+  constexpr const char* kOutside = "no rank is in a launch";
+  const auto idle = find({Node(0).rank(0, 20, 20).rank(1, 20, 20)});
+  EXPECT_TRUE(idle.findings.empty());
+  EXPECT_TRUE(idle.jobs[0].idle);
+  EXPECT_THAT(render(idle), HasSubstr(kOutside));
+  // One began a launch, or is in one.
+  for (const std::uint64_t after : {21u, 22u}) {
+    const auto moves = find({Node(0).rank(0, 20, 20).rank(1, 20, after)});
+    EXPECT_FALSE(moves.jobs[0].idle);
+    EXPECT_THAT(render(moves), testing::Not(HasSubstr(kOutside)));
+  }
+  EXPECT_FALSE(find({Node(0).rank(0, 21, 21).rank(1, 21, 21)}).jobs[0].idle);
+}
+
 TEST(WhoIsSlow, TheRankThatHasNotBegunTheLaunchTheOthersAreIn) {
   const auto found =
       find({Node(0).rank(0, 41, 41).rank(1, 41, 41), Node(1).rank(2, 41, 41).rank(3, 40, 40)});
