@@ -55,18 +55,25 @@ Limit limit_of(const Problem& problem, const Machine& machine, const Timeline& t
   const double ring = time.network - network_us;
   // The order has the others' rings (order.h).
   const bool ordered = problem.op == Op::kRing || problem.op == Op::kMoe;
-  if (ordered && (problem.nodes - 1.0) * machine.network_latency_us > time.total / 2)
-    return Limit::kLatency;
+  const double hops_us = (problem.nodes - 1.0) * machine.network_latency_us;
+  if (ordered && std::max(hops_us, time.wait) > time.total / 2) return Limit::kLatency;
   if (time.network >= std::max(time.compute, time.local + time.passed))
     return ring > time.network / 2 ? Limit::kLatency : Limit::kNetwork;
   return time.compute >= time.local + time.passed ? Limit::kCompute : Limit::kLocal;
 }
 
-std::string advice_for(const Problem& problem, Exchange exchange, Limit limit,
-                       const Timeline& time) {
+/// `product_us`: of its flops alone.
+std::string advice_for(const Problem& problem, Exchange exchange, Limit limit, const Timeline& time,
+                       double product_us) {
+  constexpr double kMostlyEmpty = 2;
   const double others = std::max(time.compute, time.local + time.passed);
   switch (limit) {
     case Limit::kCompute:
+      if (time.compute > kMostlyEmpty * product_us)
+        return fmt::format(
+            "the products take {:.1f} times as long as their flops: of so few rows of a rank tiles "
+            "are mostly empty; more rows, or fewer nodes in a group",
+            time.compute / std::max(product_us, 1e-9));
       return "the products take longest: more ranks, or a faster GPU";
     case Limit::kLocal:
       return "copies and sums within a node take longest: fewer ranks on a node, or larger k";
@@ -146,7 +153,7 @@ Result<ClusterPlan> plan_cluster(const Problem& problem, const Machine& machine)
   MK_ASSIGN_OR_RETURN(const Bound bound, bound_of(fused, machine));
   plan.bound_us = bound.longest_us();
   plan.limit = limit_of(fused, machine, time, plan.choice.time.network);
-  plan.advice = advice_for(fused, candidate.tiling.exchange, plan.limit, time);
+  plan.advice = advice_for(fused, candidate.tiling.exchange, plan.limit, time, bound.compute_us);
   const std::uint64_t links = problem.nodes - 1;
   plan.network_bytes = static_cast<std::uint64_t>(work.network_bytes);
   plan.bytes_per_link =

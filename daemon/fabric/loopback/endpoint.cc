@@ -78,6 +78,8 @@ class LoopbackEndpoint final : public Endpoint {
   Result<std::unique_ptr<LocalRegion>> register_gpu_memory(const MemoryDescriptor& memory,
                                                            const Token& token);
   Result<std::unique_ptr<RemoteRegion>> imported(std::shared_ptr<Target> target);
+  Result<Connection> call(std::span<const std::byte> address, const Address& peer,
+                          const std::string& peer_name);
   Result<std::shared_ptr<Target>> ask_for_region(Link& link, const Key& key);
   void give_up(Link& link, const Error& error);
   std::size_t poll_link(Link& link, std::uint64_t now, std::uint64_t& budget,
@@ -155,9 +157,28 @@ Result<LinkId> LoopbackEndpoint::connect(std::span<const std::byte> address,
                 peer_name);
   }
   links_.sweep();
+  auto made = std::make_unique<Link>(config_.link_model, options_.link_depth, gpu_);
+  made->peer = peer->endpoint;
+  made->peer_name = peer_name;
+  const auto on_gone = [link = made.get()] {
+    link->peer_gone.store(true, std::memory_order_release);
+  };
+  if (options_.share_process_memory)
+    made->within_process = ProcessRegistry::instance().watch(peer->endpoint, on_gone);
+  if (made->within_process == nullptr) {
+    MK_ASSIGN_OR_RETURN(made->connection, call(address, *peer, peer_name));
+  }
+  MK_ASSIGN_OR_RETURN(Link* const link, links_.add(std::move(made)));
+  if (link->connection) link->watch = service_->watch(link->connection->fd(), on_gone);
+  links_.publish(*link);
+  return link->id;
+}
+
+Result<Connection> LoopbackEndpoint::call(std::span<const std::byte> address, const Address& peer,
+                                          const std::string& peer_name) {
   const auto until = deadline();
   auto socket =
-      shm::FrameSocket::connect(socket_name(peer->endpoint),
+      shm::FrameSocket::connect(socket_name(peer.endpoint),
                                 std::chrono::milliseconds(config_.connect_timeout_ns / 1'000'000));
   if (!socket) {
     return fail(socket.error().code,
@@ -178,22 +199,17 @@ Result<LinkId> LoopbackEndpoint::connect(std::span<const std::byte> address,
     return fail(welcome.error().code, "cannot connect to {} (process {}): {}", peer_name,
                 credentials.pid, welcome.error().message);
   }
-  auto made =
-      std::make_unique<Link>(config_.link_model, options_.link_depth, gpu_, std::move(connection));
-  made->peer = peer->endpoint;
-  made->peer_name = peer_name;
-  MK_ASSIGN_OR_RETURN(Link* const link, links_.add(std::move(made)));
-  link->watch = service_->watch(link->connection.fd(),
-                                [link] { link->peer_gone.store(true, std::memory_order_release); });
-  links_.publish(*link);
-  return link->id;
+  return connection;
 }
 
 void LoopbackEndpoint::disconnect(LinkId id) {
   Link* const link = links_.owned(id);
   if (link == nullptr) return;
-  service_->unwatch(link->watch);
-  link->connection.release();  // the link itself goes when the proxy has let go of it
+  link->within_process.reset();
+  if (link->connection) {
+    service_->unwatch(link->watch);
+    link->connection->release();  // the link itself goes when the proxy has let go of it
+  }
   link->closing.store(true, std::memory_order_release);
 }
 
@@ -238,8 +254,12 @@ Result<std::unique_ptr<RemoteRegion>> LoopbackEndpoint::imported(std::shared_ptr
 }
 
 Result<std::shared_ptr<Target>> LoopbackEndpoint::ask_for_region(Link& link, const Key& key) {
+  if (!link.connection) {
+    return fail(ErrorCode::kLinkDown, "cannot get a region of {}: its endpoint is gone",
+                link.peer_name);
+  }
   const Bytes question = to_blob(key);
-  auto frame = link.connection.ask(Message::kGetRegion, question, Message::kRegion, deadline());
+  auto frame = link.connection->ask(Message::kGetRegion, question, Message::kRegion, deadline());
   const auto begins_with = [](const Bytes& bytes, const Bytes& front) {
     return bytes.size() >= front.size() && std::equal(front.begin(), front.end(), bytes.begin());
   };
@@ -255,7 +275,7 @@ Result<std::shared_ptr<Target>> LoopbackEndpoint::ask_for_region(Link& link, con
     frame = fail(ErrorCode::kProtocol, "it sent {} descriptors for one region", frame->fds.size());
   } else if (frame) {
     return map_target(frame->fds[0].get(), key);
-  } else if (link.connection.usable()) {
+  } else if (link.connection->usable()) {
     return fail(frame.error().code, "cannot get a region of {}: {}", link.peer_name,
                 frame.error().message);
   }
@@ -268,7 +288,7 @@ void LoopbackEndpoint::give_up(Link& link, const Error& error) {
   // An answer that comes late or is wrong must never meet another question. A peer that hangs may
   // cost the control thread one time-out, not one for every region.
   service_->unwatch(link.watch);  // it would take our own hanging up for the peer's
-  link.connection.close();
+  link.connection->close();
   if (error.code == ErrorCode::kUnavailable) {
     link.peer_gone.store(true, std::memory_order_release);
     return;

@@ -116,8 +116,7 @@ class TransferQueue {
 /// A link: the queue, and the connection by which the control thread asks for regions and death is
 /// noticed.
 struct Link : LinkBase {
-  Link(const LinkModel& model, std::uint32_t depth, GpuCopier& gpu, Connection connected)
-      : queue(model, depth, gpu), connection(std::move(connected)) {}
+  Link(const LinkModel& model, std::uint32_t depth, GpuCopier& gpu) : queue(model, depth, gpu) {}
 
   /// Control thread: whether `import_region` may still ask.
   bool up() const {
@@ -129,8 +128,10 @@ struct Link : LinkBase {
   std::atomic<bool> peer_gone{false};  ///< service or control thread -> proxy
   std::atomic<bool> given_up{false};   ///< control thread -> proxy: the peer cannot be relied upon
   std::string given_up_reason;         ///< control thread
-  Connection connection;    ///< control thread; the service thread watches it for hang-up
+  /// Control thread; the service thread watches it for hang-up. None within one process.
+  std::optional<Connection> connection;
   std::uint64_t watch = 0;  ///< control thread: the service's watch of `connection`
+  std::unique_ptr<ProcessRegistry::Watch> within_process;  ///< control thread: instead of both
   Token peer{};
   std::string peer_name;
 };

@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstring>
 #include <thread>
@@ -89,12 +90,33 @@ void ProcessRegistry::add(const Token& endpoint, const std::shared_ptr<RegionTab
 void ProcessRegistry::remove(const Token& endpoint) {
   const std::lock_guard lock(mutex_);
   tables_.erase(token_text(endpoint));
+  const auto [begin, end] = watches_.equal_range(token_text(endpoint));
+  for (auto watch = begin; watch != end; ++watch) watch->second->on_gone_();
+  watches_.erase(begin, end);
 }
 
 std::shared_ptr<RegionTable> ProcessRegistry::find(const Token& endpoint) const {
   const std::lock_guard lock(mutex_);
   const auto it = tables_.find(token_text(endpoint));
   return it == tables_.end() ? nullptr : it->second.lock();
+}
+
+std::unique_ptr<ProcessRegistry::Watch> ProcessRegistry::watch(const Token& endpoint,
+                                                               std::function<void()> on_gone) {
+  const std::string text = token_text(endpoint);
+  const std::lock_guard lock(mutex_);
+  if (!tables_.contains(text)) return nullptr;
+  std::unique_ptr<Watch> made(new Watch(text, std::move(on_gone)));
+  watches_.emplace(text, made.get());
+  return made;
+}
+
+void ProcessRegistry::unwatch(const Watch& watch) {
+  const std::lock_guard lock(mutex_);
+  const auto [begin, end] = watches_.equal_range(watch.endpoint_);
+  const auto found =
+      std::find_if(begin, end, [&](const auto& entry) { return entry.second == &watch; });
+  if (found != end) watches_.erase(found);
 }
 
 Target::Target(std::shared_ptr<Region> region)

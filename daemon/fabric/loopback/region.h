@@ -4,10 +4,13 @@
 #pragma once
 
 #include <boost/interprocess/mapped_region.hpp>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <shared_mutex>
+#include <string>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "daemon/fabric/blob.h"
@@ -80,8 +83,29 @@ class ProcessRegistry {
   void remove(const Token& endpoint);
   std::shared_ptr<RegionTable> find(const Token& endpoint) const;
 
+  /// While it lives, its `on_gone` is called when the endpoint is removed: by that thread, and only
+  /// once.
+  class Watch {
+   public:
+    ~Watch() { instance().unwatch(*this); }
+    Watch(const Watch&) = delete;
+    Watch& operator=(const Watch&) = delete;
+
+   private:
+    friend class ProcessRegistry;
+    Watch(std::string endpoint, std::function<void()> on_gone)
+        : endpoint_(std::move(endpoint)), on_gone_(std::move(on_gone)) {}
+    const std::string endpoint_;
+    const std::function<void()> on_gone_;
+  };
+  /// Null when this process has no such endpoint. `on_gone` must not block, nor come back here.
+  std::unique_ptr<Watch> watch(const Token& endpoint, std::function<void()> on_gone);
+
  private:
+  void unwatch(const Watch& watch);
+
   mutable std::mutex mutex_;
+  std::unordered_multimap<std::string, Watch*> watches_;  ///< by endpoint
   std::unordered_map<std::string, std::weak_ptr<RegionTable>> tables_;
 };
 

@@ -95,7 +95,7 @@ TEST(Embedded, WhatCannotBeStarted) {
     return cluster ? ErrorCode::kOk : cluster.error().code;
   };
   EXPECT_EQ(code({.nodes = 0}), ErrorCode::kInvalidArgument);
-  EXPECT_EQ(code({.nodes = 1000}), ErrorCode::kInvalidArgument);
+  EXPECT_EQ(code({.nodes = 1025}), ErrorCode::kInvalidArgument);
   EXPECT_EQ(code({.rails = 0}), ErrorCode::kInvalidArgument);
   EXPECT_EQ(code({.rails = 17}), ErrorCode::kInvalidArgument);
   EXPECT_EQ(code({.link_bytes_per_second = -1}), ErrorCode::kInvalidArgument);
