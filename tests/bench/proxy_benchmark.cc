@@ -126,7 +126,7 @@ void check_one_command(benchmark::State& state) {
   constexpr std::uint64_t kCommands = 1024;
   const auto region = or_die(fabric::make_null_endpoint({})->register_memory({}));
   const auto remote = or_die(fabric::make_null_endpoint({})->import_region(0, {}));
-  Bindings bindings;
+  Bindings bindings(shm::kWorldMax, shm::kNodesMax);
   bindings.buffers.bind(kHandle, region.get(), kBufferBytes);
   auto peer = std::make_unique<Peer>();
   peer->rank = kFirstPeerRank;

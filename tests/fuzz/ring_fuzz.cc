@@ -28,7 +28,7 @@ void require(bool holds) {
 void run(const std::uint8_t* data, std::size_t bytes) {
   static const Local source, huge_source;
   static const Remote destination, huge_destination;
-  Bindings bindings;
+  Bindings bindings(shm::kWorldMax, shm::kNodesMax);
   bindings.buffers.bind(1, &source, kSourceBytes);
   bindings.buffers.bind(2, &huge_source, shm::kBufferBytesMax);
   auto made = std::make_unique<Peer>();
