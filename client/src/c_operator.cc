@@ -33,9 +33,35 @@ Result<Tuning> tuning_of(const mk_tuning* given) {
   tuning.rates = {given->flops_per_s, given->local_bytes_per_s, given->network_bytes_per_s,
                   given->command_ns, given->step_ns};
   tuning.exchange = static_cast<Exchange>(std::min(given->exchange, 0xffu));
+  tuning.partition = static_cast<Partition>(std::min<std::uint64_t>(given->partition, 0xff));
   if (given->machine_file != nullptr) tuning.machine_file = given->machine_file;
   if (given->tuned_file != nullptr) tuning.tuned_file = given->tuned_file;
   return tuning;
+}
+
+Status check_stats(const mk_launch_stats* to) {
+  // A caller of the first release knows no partition.
+  constexpr std::size_t kLeast = offsetof(mk_launch_stats, partition_first);
+  return to != nullptr ? check_out_struct(to, kLeast, "mk_launch_stats") : Status{};
+}
+
+void fill(mk_launch_stats* to, const LaunchStats& stats) {
+  if (to == nullptr) return;
+  to->epoch = stats.epoch;
+  to->mode = static_cast<std::uint32_t>(stats.mode);
+  to->total_ns = stats.total_ns;
+  to->compute_ns = stats.compute_ns;
+  to->compute_wait_ns = stats.compute_wait_ns;
+  to->network_bytes = stats.network_bytes;
+  to->network_commands = stats.network_commands;
+  to->estimated_fused_ns = stats.estimated_fused_ns;
+  to->estimated_unfused_ns = stats.estimated_unfused_ns;
+  to->nonfinite_partials = stats.nonfinite_partials;
+  if (to->struct_bytes < sizeof *to) return;
+  to->partition_first = stats.partition_first;
+  to->partition_last = stats.partition_last;
+  to->partition_moves = stats.partition_moves;
+  to->partition_turns = stats.partition_turns;
 }
 
 Result<Found> nothing_of(const char* name, std::uint32_t what) {

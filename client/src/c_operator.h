@@ -38,6 +38,10 @@ Result<Found> nothing_of(const char* name, std::uint32_t what);
 
 /// `given` may be null: all defaults.
 Result<Tuning> tuning_of(const mk_tuning* given);
+/// Before a launch: `to` is null or large enough.
+Status check_stats(const mk_launch_stats* to);
+/// `to` may be null.
+void fill(mk_launch_stats* to, const LaunchStats& stats);
 
 }  // namespace mk::c_api
 

@@ -349,25 +349,6 @@ Result<LaunchMode> checked_mode(std::uint32_t mode) {
   return fail(ErrorCode::kInvalidArgument, "mode {} is not MK_FUSED, MK_UNFUSED or MK_AUTO", mode);
 }
 
-// Before a launch: `to` is null or large enough.
-Status check_stats(const mk_launch_stats* to) {
-  return to != nullptr ? check_out_struct(to, "mk_launch_stats") : Status{};
-}
-
-void fill(mk_launch_stats* to, const LaunchStats& stats) {
-  if (to == nullptr) return;
-  to->epoch = stats.epoch;
-  to->mode = static_cast<std::uint32_t>(stats.mode);
-  to->total_ns = stats.total_ns;
-  to->compute_ns = stats.compute_ns;
-  to->compute_wait_ns = stats.compute_wait_ns;
-  to->network_bytes = stats.network_bytes;
-  to->network_commands = stats.network_commands;
-  to->estimated_fused_ns = stats.estimated_fused_ns;
-  to->estimated_unfused_ns = stats.estimated_unfused_ns;
-  to->nonfinite_partials = stats.nonfinite_partials;
-}
-
 }  // namespace
 }  // namespace mk::c_api
 

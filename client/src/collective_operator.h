@@ -78,6 +78,7 @@ class __attribute__((visibility("hidden"))) CollectiveOperator final
   static Result<std::unique_ptr<Collective::Impl>> create(Session& session, const Shape& shape,
                                                           const Tuning& tuning) {
     MK_ASSIGN_OR_RETURN(const bool on_device, wants_device(Kind::kName, tuning.executor));
+    MK_RETURN_IF_ERROR(check_partition(Kind::kName, tuning, false));
     const AttachOptions& options = session.options();
     MK_ASSIGN_OR_RETURN(const auto plan, make_plan(options, shape, tuning));
     std::optional<typename Kind::Plan> cpu_plan;  // hears where its data is

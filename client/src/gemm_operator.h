@@ -51,6 +51,7 @@ class __attribute__((visibility("hidden"))) GemmOperator
     const auto name = Kind::kName;
     MK_ASSIGN_OR_RETURN(const DeviceShape checked, checked_of(shape));
     MK_ASSIGN_OR_RETURN(const bool on_device, wants_device(name, tuning.executor));
+    MK_RETURN_IF_ERROR(check_partition(name, tuning, true));
     if (on_device && tuning.count_nonfinite && Kind::kAddsPartials) {
       return fail(ErrorCode::kUnsupported,
                   "{} counts partial sums that are not finite (Tuning::count_nonfinite) on CPUs "

@@ -131,6 +131,7 @@ Result<kernels::CpuOptions> kernel_options(const Tuning& tuning, const Session::
   options.rates = kernel_rates(tuning.rates);
   options.progress = session.progress();
   options.batch_invariant = tuning.batch_invariant;
+  options.adaptive = tuning.partition == Partition::kAdaptive;
   MK_ASSIGN_OR_RETURN(kernels::plan::Machine machine,
                       own_machine({session.fabric(), session.network_bytes_per_s()}, tuning,
                                   kernels::plan::cpu_here()));
@@ -188,7 +189,11 @@ Result<LaunchStats> finish_launch(const Session::Impl& session,
                        compute.wait_ns / std::max(1u, compute.blocks),
                        stats->estimate.fused_ns,
                        stats->estimate.unfused_ns,
-                       stats->nonfinite_partials};
+                       stats->nonfinite_partials,
+                       stats->partition.first,
+                       stats->partition.last,
+                       stats->partition.moves,
+                       stats->partition.turns};
   }
   const Status failure = session.failure_behind(stats.error());
   if (failure) return tl::unexpected<Error>(stats.error());
@@ -216,6 +221,25 @@ Status check_own_tiles(std::string_view op, const Tuning& tuning) {
       op, tuning.tile_m, tuning.tile_n);
 }
 
+Status check_partition(std::string_view op, const Tuning& tuning, bool moves) {
+  if (tuning.partition == Partition::kPlanned) return {};
+  if (tuning.partition != Partition::kAdaptive) {
+    return fail(ErrorCode::kInvalidArgument, "{}: partition {} is neither planned nor adaptive", op,
+                static_cast<unsigned>(tuning.partition));
+  }
+  if (tuning.executor == Executor::kCuda) {
+    return fail(ErrorCode::kUnsupported,
+                "{}: an adaptive partition is not yet on GPUs; leave Tuning::partition planned, or "
+                "name the SMs of each role (compute_sms, reduce_sms, share_sms, ...)",
+                op);
+  }
+  if (moves) return {};
+  return fail(ErrorCode::kUnsupported,
+              "{}: an adaptive partition is for AllGather+GEMM, GEMM+ReduceScatter and "
+              "GEMM+AllReduce; leave Tuning::partition planned",
+              op);
+}
+
 Status check_device(std::string_view op, const DeviceOperator* device) {
   if (device != nullptr) return {};
   return fail(ErrorCode::kInvalidArgument,
@@ -241,7 +265,22 @@ Result<LaunchStats> finish_on_device(std::string_view op, const Session::Impl& s
 void set_trace(kernels::LaunchRunner& runner, bool on) { runner.set_trace(on ? kTraceSpans : 0); }
 
 std::vector<TraceSpan> trace_of(const kernels::LaunchRunner& runner) {
-  return spans_of(runner.trace());
+  std::vector<TraceSpan> spans = spans_of(runner.trace());
+  if (spans.empty()) return spans;
+  std::uint64_t end_ns = 0;
+  for (const TraceSpan& span : spans) end_ns = std::max(end_ns, span.end_ns);
+  const std::vector<kernels::PartitionStep> steps = runner.partition_steps();
+  for (std::size_t i = 0; i < steps.size(); ++i) {
+    const std::uint64_t next_ns = i + 1 < steps.size() ? steps[i + 1].at_ns : end_ns;
+    spans.push_back({"partition",
+                     0,
+                     "target",
+                     {steps[i].target, steps[i].communicating},
+                     0,
+                     steps[i].at_ns,
+                     std::max(steps[i].at_ns, next_ns)});
+  }
+  return spans;
 }
 
 std::vector<TraceSpan> spans_of(const std::vector<kernels::TraceEvent>& events) {

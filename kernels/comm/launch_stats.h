@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "kernels/comm/launch_work.h"
+#include "kernels/comm/partition.h"
 #include "kernels/comm/types.h"
 #include "kernels/comm/wait.h"
 
@@ -31,7 +32,8 @@ struct LaunchStats {
   /// If asked for: elements of what this rank added up, products of one rank and sums of one node,
   /// that were NaN or infinite.
   std::uint64_t nonfinite_partials = 0;
-  RoleStats roles[kRoles] = {};  ///< by Role
+  PartitionStats partition;      ///< of an adaptive one; else all 0
+  RoleStats roles[kRoles] = {};  ///< by Role; a thread counts in the role that it starts in
 
   const RoleStats& role(Role role) const { return roles[static_cast<std::uint32_t>(role)]; }
 };

@@ -14,6 +14,7 @@
 #include "kernels/comm/sum_job.h"
 #include "kernels/comm/tile_grid.h"
 #include "kernels/comm/world.h"
+#include "kernels/cpu/adaptive_roles.h"
 #include "kernels/cpu/finish_row.h"
 #include "kernels/cpu/launch_runner.h"
 #include "kernels/cpu/pacer.h"
@@ -40,16 +41,18 @@ struct GemmMatrices {
 /// this thread's own plain ones, so flags order them without further ado.
 class GemmSumExecutor : public CpuPacer {
  public:
-  /// `nonfinite` is null, or counts elements of what is added that are not finite.
+  /// `nonfinite` is null, or counts elements of what is added that are not finite. `adaptive`:
+  /// whose tasks the thread does; or null.
   GemmSumExecutor(TileGemm& tiles, const RowMath& math, const SumGeometry& geometry,
                   const GemmMatrices& matrices, std::uint32_t compute_block,
-                  std::atomic<std::uint64_t>* nonfinite)
+                  std::atomic<std::uint64_t>* nonfinite, AdaptiveRoles* adaptive)
       : matrices_(matrices),
         tiles_(tiles),
         math_(math),
         geometry_(geometry),
         block_(compute_block),
-        nonfinite_(nonfinite) {}
+        nonfinite_(nonfinite),
+        adaptive_(adaptive) {}
 
   /// One rank alone computes the result.
   bool multiply(const TileRect& rect, void* target, std::uint64_t target_stride) {
@@ -75,6 +78,9 @@ class GemmSumExecutor : public CpuPacer {
   }
   void stores_done() {}
   void loads_begin() {}
+  /// Tiles are counted where each is a block of its own.
+  bool counts_done(Role role) const { return adaptive_ != nullptr && role == Role::kCompute; }
+  bool last_done(Role /*role*/, std::uint32_t count) { return adaptive_->last_tile(count); }
 
  protected:
   const GemmMatrices& matrices_;
@@ -85,7 +91,22 @@ class GemmSumExecutor : public CpuPacer {
   const SumGeometry& geometry_;
   std::uint32_t block_;
   std::atomic<std::uint64_t>* nonfinite_;
+  AdaptiveRoles* adaptive_;
 };
+
+/// Whether all local ranks' partials of those tiles are seen to be here; `ready(source, tile)`: the
+/// offset of a partial's flag. A look orders nothing: the sum awaits them, too.
+template <class Ready>
+bool partials_seen(const Launch& launch, const TileRange& tiles, Ready&& ready) {
+  const std::byte* own = launch.context.workspaces[launch.context.world.local];
+  for (std::uint32_t tile = tiles.begin; tile < tiles.end; ++tile) {
+    for (std::uint32_t source = 0; source < launch.context.world.locals; ++source) {
+      const auto* flag = reinterpret_cast<const std::uint32_t*>(own + ready(source, tile));
+      if (!shm::epoch_reached(shm::load_relaxed(flag), launch.epoch)) return false;
+    }
+  }
+  return true;
+}
 
 /// A thread per block of the roles that the world needs. `after_compute`: what compute blocks do
 /// after their tiles.

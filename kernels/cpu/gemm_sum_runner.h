@@ -3,6 +3,7 @@
 /// of a launch. What GEMM+AllReduce and GEMM+ReduceScatter do differently is their `Op`.
 #pragma once
 
+#include <algorithm>
 #include <memory>
 #include <optional>
 #include <utility>
@@ -22,6 +23,8 @@ namespace mk::kernels {
 ///     static auto grids(const Plan&, std::uint32_t m);               // an array of TileGrid
 ///     static Status check(const World&, const GemmMatrices&, std::uint32_t m);
 ///     static bool run_role(Executor&, const Launch&, Role, std::uint32_t index, BlockTotals&);
+///     static std::uint32_t sums(const Launch&);                      // tasks of the reduce role
+///     static bool sum_ready(const Launch&, std::uint32_t task);      // a look, which never waits
 template <class Op>
 class GemmSumRunner : private RoleBody {
  public:
@@ -85,24 +88,63 @@ class GemmSumRunner : private RoleBody {
 
   Status start() {
     MK_ASSIGN_OR_RETURN(
-        tiles_, TileGemm::create(launch_.blocks.compute, Op::largest_tile(plan_), plan_.max.n, k_,
+        tiles_, TileGemm::create(product_threads(), Op::largest_tile(plan_), plan_.max.n, k_,
                                  plan_.dtype, options_.b_layout, options_.batch_invariant));
     rates_ = rank_rates(options_, world(), tiles_->path());
     if constexpr (requires { launch_.in_node_order; })
       launch_.in_node_order = options_.batch_invariant;
+    if (adaptive_) runner_.show_partition(adaptive_->board());
     return runner_.start(gemm_sum_threads(launch_.blocks, world(), Op::kAfterCompute));
   }
 
-  void begin_launch() override { launch_.make_schedule(); }
+  /// Those that may multiply.
+  std::uint32_t product_threads() {
+    const std::uint32_t compute = launch_.blocks.compute.count();
+    if (!options_.adaptive || world().locals == 1) return compute;
+    adaptive_.emplace(Role::kReduce, compute, launch_.blocks.reduce.count());
+    return adaptive_->workers();
+  }
+
+  void begin_launch() override {
+    launch_.make_schedule();
+    if (!adaptive_) return;
+    const bool on = launch_.mode == Mode::kFused;
+    dealt_ = dealt_by_task(launch_, launch_.schedule.tiles());
+    dealt_.blocks.reduce = std::max(1u, Op::sums(launch_));
+    adaptive_->begin(on ? launch_.schedule.tiles() : 0, on ? Op::sums(launch_) : 0);
+  }
   LaunchTasks tasks() const override {
     return {launch_.schedule.tiles(), launch_.chunks_sent(), {plan_.max.n, k_}};
   }
   bool run_role(Role role, std::uint32_t index, BlockTotals& totals) override {
-    typename Op::Executor executor(*tiles_, math_, plan_, matrices_,
-                                   role == Role::kCompute ? index : 0,
-                                   options_.count_nonfinite ? &nonfinite_ : nullptr);
-    return Op::run_role(executor, launch_, role, index, totals);
+    const bool adapts = adaptive_ && adaptive_->has(role);
+    const std::uint32_t worker = adapts                   ? adaptive_->worker(role, index)
+                                 : role == Role::kCompute ? index
+                                                          : 0;
+    typename Op::Executor executor(*tiles_, math_, plan_, matrices_, worker,
+                                   options_.count_nonfinite ? &nonfinite_ : nullptr,
+                                   adapts ? &*adaptive_ : nullptr);
+    if (!adapts) return Op::run_role(executor, launch_, role, index, totals);
+    Tasks tasks{*this, executor, totals};
+    if (!adaptive_->run(worker, tasks)) return false;
+    // Behind all tasks: what the role sees to, also where it has none.
+    return role == Role::kCompute ||
+           Op::run_role(executor, dealt_, role, dealt_.blocks.reduce.count(), totals);
   }
+  /// For take_task (partition_board.h). Tiles wait for no sum.
+  struct Tasks {
+    GemmSumRunner& runner;
+    typename Op::Executor& executor;
+    BlockTotals& totals;
+
+    bool ready(Work work, std::uint32_t task) const {
+      return work == Work::kCompute || Op::sum_ready(runner.dealt_, task);
+    }
+    bool run(Work work, std::uint32_t task) {
+      return Op::run_role(executor, runner.dealt_, runner.adaptive_->role_of(work), task, totals);
+    }
+    static std::uint64_t now_ns() { return CpuPacer::now_ns(); }
+  };
   Status role_error() const override { return tiles_->error(); }
 
   const Plan plan_;
@@ -114,7 +156,9 @@ class GemmSumRunner : private RoleBody {
   std::atomic<std::uint64_t> nonfinite_{0};  ///< of the launch; its threads add to it
   std::unique_ptr<TileGemm> tiles_;
   typename Op::Launch launch_;
-  LaunchRunner runner_;  ///< ends first: its threads use the rest
+  typename Op::Launch dealt_;              ///< of an adaptive launch's tasks
+  std::optional<AdaptiveRoles> adaptive_;  ///< if this rank has both kinds of work
+  LaunchRunner runner_;                    ///< ends first: its threads use the rest
 };
 
 }  // namespace mk::kernels

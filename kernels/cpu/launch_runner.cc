@@ -239,6 +239,7 @@ LaunchStats LaunchRunner::make_stats(std::uint64_t start_ns, const Estimate& est
     account(thread.role, reports_[i].totals[0], reports_[i].end_ns[0]);
     if (thread.then) account(*thread.then, reports_[i].totals[1], reports_[i].end_ns[1]);
   }
+  if (partition_ != nullptr) stats.partition = partition_->stats();
   stats.gemm_ns = stats.role(Role::kCompute).end_ns;
   stats.total_ns = CpuPacer::now_ns() - start_ns;
   return stats;

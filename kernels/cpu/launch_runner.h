@@ -20,6 +20,7 @@
 #include "kernels/comm/world.h"
 #include "kernels/cpu/block_pool.h"
 #include "kernels/cpu/cpu_gemm.h"
+#include "kernels/cpu/partition_board.h"
 #include "shm/host/result.h"
 #include "shm/progress.h"
 
@@ -44,6 +45,9 @@ struct CpuOptions {
   shm::Progress* progress = nullptr;
   /// A row's bits do not depend on how many rows there are: products are GemmPath::kOrdered.
   bool batch_invariant = false;
+  /// Threads that compute and threads that communicate within the node do each other's tasks
+  /// (adaptive_roles.h), in fused launches of an operator that can. The bits stay.
+  bool adaptive = false;
 };
 
 /// Of an operator with one B of the caller's.
@@ -140,6 +144,12 @@ class LaunchRunner : private BlockWork {
   void tell_chunks(std::uint32_t chunks) {
     if (progress_ != nullptr) shm::store_relaxed(&progress_->chunks, chunks);
   }
+  /// Statistics and traces then tell of it. It outlives the runner.
+  void show_partition(const PartitionBoard& board) { partition_ = &board; }
+  /// Targets of the last launch, if its threads changed roles.
+  std::vector<PartitionStep> partition_steps() const {
+    return partition_ != nullptr ? partition_->steps() : std::vector<PartitionStep>{};
+  }
   /// The caller's mark of the next launches; 0: none.
   void set_tag(std::uint64_t tag) { tag_ = tag; }
 
@@ -167,6 +177,7 @@ class LaunchRunner : private BlockWork {
   RoleBody& body_;
   shm::Progress* const progress_;
   std::uint64_t tag_ = 0;
+  const PartitionBoard* partition_ = nullptr;
   LocalWords local_;
   std::vector<RoleThread> threads_;
   std::vector<Report> reports_;

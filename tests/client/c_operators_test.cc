@@ -155,9 +155,14 @@ TEST(CApiStructs, OfAnotherSize) {
   expect_refused(mk_op_create(on.session, "gemm-ar", &later, &op), ErrorCode::kInvalidArgument,
                  {"struct_bytes"});
   auto stats = sized<mk_launch_stats>();
-  stats.struct_bytes -= 1;
+  stats.struct_bytes = offsetof(mk_launch_stats, partition_first) - 1;
   expect_refused(mk_op_launch(on.op, &on.arguments, MK_AUTO, &stats), ErrorCode::kInvalidArgument,
                  {"mk_launch_stats"});
+  // A caller from before there were partitions has no room for their figures.
+  stats.struct_bytes = offsetof(mk_launch_stats, partition_first);
+  stats.partition_turns = 77;
+  EXPECT_EQ(0, mk_op_launch(on.op, &on.arguments, MK_AUTO, &stats)) << mk_last_error();
+  EXPECT_EQ(77u, stats.partition_turns);
   auto tuning = sized<mk_tuning>();
   tuning.struct_bytes = 0;
   mk_gemm_shape tuned = square_shape(16);
@@ -176,6 +181,16 @@ TEST(CApiTuning, ReachesTheOperator) {
   expect_refused(mk_op_create(on.session, "gemm-ar", &shape, &op), ErrorCode::kInvalidArgument,
                  {"executor 7"});
   tuning.executor = MK_CPU;
+  tuning.partition = 2;
+  expect_refused(mk_op_create(on.session, "gemm-ar", &shape, &op), ErrorCode::kInvalidArgument,
+                 {"partition 2"});
+  tuning.partition = 1;
+  tuning.executor = MK_CUDA;
+  expect_refused(mk_op_create(on.session, "gemm-ar", &shape, &op), ErrorCode::kUnsupported,
+                 {"not yet on GPUs", "compute_sms"});
+  tuning.executor = MK_CPU;
+  mk_op_destroy(create(on.session, "gemm-ar", &shape));
+  tuning.partition = 0;
   tuning.flops_per_s = -1;
   EXPECT_NE(0, mk_op_create(on.session, "gemm-ar", &shape, &op));
   tuning.flops_per_s = 0;

@@ -147,6 +147,8 @@ typedef struct mk_tuning {
   const char* tuned_file;
   /* GEMM+AllReduce over three nodes or more: 0 chosen, 1 one-shot, 2 two-shot (mk::Exchange). */
   uint32_t exchange;
+  /* 0 planned, 1 adaptive (mk::Partition). Wide, as callers from before it have padding here. */
+  uint64_t partition;
 } mk_tuning;
 
 typedef struct mk_launch_stats {
@@ -155,6 +157,9 @@ typedef struct mk_launch_stats {
   uint64_t total_ns, compute_ns, compute_wait_ns, network_bytes, network_commands;
   uint64_t estimated_fused_ns, estimated_unfused_ns; /* what MK_AUTO goes by */
   uint64_t nonfinite_partials;                       /* if asked for: see mk::LaunchStats */
+  /* The adaptive partition: see mk::LaunchStats. Filled in if struct_bytes has room for all. */
+  uint32_t partition_first, partition_last;
+  uint64_t partition_moves, partition_turns;
 } mk_launch_stats;
 
 /* Something one thread of a launch did: see mk::TraceSpan. */

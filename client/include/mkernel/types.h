@@ -132,6 +132,13 @@ struct MachineRates {
 /// about twice the share whatever N is, two hops.
 enum class Exchange : std::uint8_t { kAuto = 0, kOneShot = 1, kTwoShot = 2 };
 
+/// A rank's threads compute, or they share or sum rows within the node. kPlanned: each keeps its
+/// role, by Tuning's numbers. kAdaptive: in fused launches it goes over from one task to the next.
+/// Measured costs and the work that is left say how many do which. The numbers say with how many a
+/// launch starts. On CPUs, for AllGather+GEMM, GEMM+ReduceScatter and GEMM+AllReduce; elsewhere
+/// kUnsupported. The bits of the result do not depend on it.
+enum class Partition : std::uint8_t { kPlanned = 0, kAdaptive = 1 };
+
 /// Choices of a rank for any operator. 0 means the default, from the shape and the machine. Ranks
 /// must agree on executor, tiles and chunks. All else is each rank's own.
 struct Tuning {
@@ -181,6 +188,9 @@ struct Tuning {
   /// GEMM+AllReduce over three nodes or more; elsewhere kTwoShot is refused, or of no effect. The
   /// same on all ranks; the bits of the result do not depend on it.
   Exchange exchange = Exchange::kAuto;
+  /// Ranks may differ. It has no effect where a node has one rank (GEMM+AllReduce,
+  /// GEMM+ReduceScatter) or the job has.
+  Partition partition = Partition::kPlanned;
 
   bool operator==(const Tuning&) const = default;
 };
@@ -201,6 +211,11 @@ struct LaunchStats {
   /// NaN or infinite. Partial sums are products of one rank or expert, and sums of one node. Where
   /// inputs are finite, these have overflowed the element type.
   std::uint64_t nonfinite_partials = 0;
+  // For an adaptive partition (Tuning::partition); else all 0.
+  std::uint32_t partition_first = 0;  ///< threads that were to communicate, at the begin
+  std::uint32_t partition_last = 0;   ///< the same, when that was last decided
+  std::uint32_t partition_moves = 0;  ///< how often it changed
+  std::uint64_t partition_turns = 0;  ///< how often a thread went over to the other kind of task
 };
 
 /// Something one thread of a launch did, for traces: kernels/comm/trace.h says what `kind`, the
@@ -208,7 +223,9 @@ struct LaunchStats {
 struct TraceSpan {
   const char* role = "";  ///< "compute", "reduce", "send", "receive", ...
   std::uint32_t block = 0;
-  const char* kind = "";  ///< "tile", "sum", "copy", "send", "arrival", "wait"
+  /// "tile", "sum", "copy", "send", "arrival", "wait"; of role "partition" "target": how many
+  /// threads are to communicate, and how many did when that was decided.
+  const char* kind = "";
   std::uint32_t index[2] = {};
   std::uint32_t rank = 0;
   std::uint64_t begin_ns = 0;

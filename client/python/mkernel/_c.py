@@ -87,6 +87,7 @@ class Tuning(_Sized):
         ("machine_file", c_char_p),
         ("tuned_file", c_char_p),
         ("exchange", c_uint32),
+        ("partition", c_uint64),
     ]
 
 
@@ -103,6 +104,10 @@ class LaunchStats(_Sized):
         ("estimated_fused_ns", c_uint64),
         ("estimated_unfused_ns", c_uint64),
         ("nonfinite_partials", c_uint64),
+        ("partition_first", c_uint32),
+        ("partition_last", c_uint32),
+        ("partition_moves", c_uint64),
+        ("partition_turns", c_uint64),
     ]
 
 

@@ -58,6 +58,12 @@ class LaunchStats:
     network_bytes: int
     network_commands: int
     nonfinite_partials: int = 0
+    #: An adaptive partition: threads that were to communicate at the begin and in the end, and how often that changed. `partition_turns`: how
+    #: often a thread went over to the other kind of task.
+    partition_first: int = 0
+    partition_last: int = 0
+    partition_moves: int = 0
+    partition_turns: int = 0
 
 
 class _Operator:
@@ -230,6 +236,10 @@ class Group:
                 stats.network_bytes,
                 stats.network_commands,
                 stats.nonfinite_partials,
+                stats.partition_first,
+                stats.partition_last,
+                stats.partition_moves,
+                stats.partition_turns,
             )
             if after is not None:
                 after(operator.handle)

@@ -78,6 +78,7 @@ Result<Job> plan_job(const JobOptions& options) {
   job.op = options.op;
   job.activation = options.activation;
   job.partials = options.partials;
+  job.partition = options.partition;
   job.transposed = options.transposed;
   job.causal = options.causal;
   job.interleaved = options.interleaved;

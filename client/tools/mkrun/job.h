@@ -28,6 +28,7 @@ struct Job {
   std::vector<std::uint64_t> out_shape;
   std::string dtype;  ///< computed and written in: "bf16", "f16"
   std::string activation = "none", partials = "element";  ///< of the products
+  std::string partition = "planned";                      ///< partition_choice.h
   std::string executor = "cpu";  ///< "cpu", "cuda": rank r on GPU r modulo their number
   bool transposed = false, causal = false, interleaved = false, check = false;
   std::uint32_t nodes = 2, local = 2;
@@ -40,8 +41,8 @@ struct Job {
   std::uint32_t world() const { return nodes * local; }
 };
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Job, op, inputs, out, out_shape, dtype, activation, partials,
-                                   executor, transposed, causal, interleaved, check, nodes, local,
-                                   rows, rows_per_launch, lengths, timeout_ms, out_fd)
+                                   partition, executor, transposed, causal, interleaved, check,
+                                   nodes, local, rows, rows_per_launch, lengths, timeout_ms, out_fd)
 
 /// What a rank reports after each launch.
 struct LaunchDone {
@@ -58,7 +59,7 @@ struct JobOptions {
   std::map<std::string, std::string> inputs;  ///< "file.safetensors:tensor"
   std::string out;                            ///< the tensor's name may be left out ("y")
   std::string dtype;                          ///< empty: f16 if all inputs are, else bf16
-  std::string activation = "none", partials = "element";
+  std::string activation = "none", partials = "element", partition = "planned";
   std::string executor = "cpu";
   bool overwrite = false;  ///< `out` may be any file but an input
   bool transposed = false, causal = false, interleaved = false, check = false;

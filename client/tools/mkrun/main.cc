@@ -14,6 +14,7 @@
 #include "client/tools/launch/process.h"
 #include "client/tools/mkrun/job.h"
 #include "client/tools/mkrun/operators.h"
+#include "client/tools/partition_choice.h"
 #include "mkernel/mkernel.h"
 #include "shm/files/standard_output.h"
 
@@ -110,6 +111,9 @@ void add_operator(CLI::App& app, const JobOperator& op, JobOptions& options) {
       ->check(CLI::IsMember({"bf16", "f16"}));
   command->add_option("--executor", options.executor, "cuda: on the GPUs of this machine")
       ->check(CLI::IsMember({"cpu", "cuda"}))
+      ->capture_default_str();
+  command->add_option("--partition", options.partition, kPartitionHelp)
+      ->check(PartitionChoice::check, "CHOICE")
       ->capture_default_str();
   command->add_flag("--check", options.check, "compare every element with float64");
   command->add_option("--nodes", options.nodes)->check(CLI::Range(1, 16))->capture_default_str();

@@ -13,6 +13,7 @@
 #include "client/tools/mkrun/job.h"
 #include "client/tools/mkrun/tensors.h"
 #include "client/tools/numeric/comparison.h"
+#include "client/tools/partition_choice.h"
 #include "kernels/ops/registry.h"
 #include "mkernel/session.h"
 #include "mkernel/types.h"
@@ -140,6 +141,7 @@ Tuning tuning_of(const Job& job) {
   tuning.wait_timeout = std::chrono::milliseconds{job.timeout_ms};
   tuning.executor = job.executor == "cuda" ? Executor::kCuda : Executor::kCpu;
   tuning.count_nonfinite = tuning.executor == Executor::kCpu;  // which GPUs do not
+  PartitionChoice::apply(job.partition, tuning);
   return tuning;
 }
 

@@ -1,12 +1,15 @@
 #include "kernels/ops/ag_gemm/cpu.h"
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 #include <vector>
 
+#include "kernels/cpu/adaptive_roles.h"
 #include "kernels/cpu/copy_rows.h"
 #include "kernels/cpu/pacer.h"
 #include "kernels/cpu/tile_gemm.h"
+#include "kernels/gather/look.h"
 #include "kernels/ops/ag_gemm/roles.h"
 #include "kernels/plan/account.h"
 
@@ -53,6 +56,18 @@ class CpuExecutor : public CpuPacer {
   std::uint32_t block_;
 };
 
+/// Whether the rows that the `step`-th tile needs are seen to be here.
+bool rows_seen(const AgGemmLaunch& launch, std::uint32_t step) {
+  using Scheduler = AgGemmTileScheduler<AgGemmEvenSteps, AgGemmEvenSteps::Params>;
+  const Scheduler::Params params{AgGemmOrder::of(launch)};
+  Scheduler scheduler(params, static_cast<int>(step), static_cast<int>(params.order.tiles.tiles));
+  Tile next;
+  if (!scheduler.next(&next)) return true;
+  const AgGemmTile tile = params.order.tiles.find(next);
+  return gather::rows_seen(launch, launch.schedule.gather(), tile.origin, tile.row,
+                           tile.row + tile.rect.rows);
+}
+
 std::vector<RoleThread> threads_of(const RoleBlocks& blocks, const World& world) {
   std::vector<RoleThread> threads;
   add_role(threads, Role::kCompute, blocks.compute, Role::kCollect);
@@ -80,10 +95,11 @@ class AgGemmCpu::Impl : private RoleBody {
     // Of any launch: smaller ones may have taller tiles.
     const CpuGemm::TileShape tile{std::min(plan_.tile_m, shard_rows_max(plan_.max.m, world.size())),
                                   columns.tile_cols()};
-    MK_ASSIGN_OR_RETURN(tiles_,
-                        TileGemm::create(launch_.blocks.compute, tile, plan_.max.n, plan_.max.k,
-                                         plan_.dtype, options_.b_layout, options_.batch_invariant));
+    MK_ASSIGN_OR_RETURN(
+        tiles_, TileGemm::create(product_threads(), tile, plan_.max.n, plan_.max.k, plan_.dtype,
+                                 options_.b_layout, options_.batch_invariant));
     rates_ = rank_rates(options_, world, tiles_->path());
+    if (adaptive_) runner_.show_partition(adaptive_->board());
     return runner_.start(threads_of(launch_.blocks, world));
   }
 
@@ -111,13 +127,54 @@ class AgGemmCpu::Impl : private RoleBody {
   LaunchRunner& runner() { return runner_; }
 
  private:
-  void begin_launch() override { launch_.make_schedule(); }
+  /// Those that may multiply.
+  std::uint32_t product_threads() {
+    const std::uint32_t compute = launch_.blocks.compute.count();
+    if (!options_.adaptive || launch_.context.world.size() == 1) return compute;
+    adaptive_.emplace(Role::kShare, compute, launch_.blocks.share.count());
+    return adaptive_->workers();
+  }
+  void begin_launch() override {
+    launch_.make_schedule();
+    if (!adaptive_) return;
+    const bool on = launch_.mode == Mode::kFused;
+    const GatherSchedule& gather = launch_.schedule.gather();
+    const std::uint32_t chunks =
+        gather.chunks(launch_.schedule.shard(launch_.context.world.rank()).count);
+    dealt_ = dealt_by_task(launch_, launch_.schedule.tiles());
+    dealt_.blocks.share = std::max(1u, chunks);
+    adaptive_->begin(on ? launch_.schedule.tiles() : 0, on ? chunks : 0);
+  }
   LaunchTasks tasks() const override {
     return {launch_.schedule.tiles(), launch_.chunks_sent(), {plan_.max.n, plan_.max.k}};
   }
   bool run_role(Role role, std::uint32_t index, BlockTotals& totals) override {
-    CpuExecutor executor(*tiles_, matrices_, plan_.epilogue, role == Role::kCompute ? index : 0);
-    AgGemmBlock<CpuExecutor> block(executor, launch_, role, index, totals);
+    const bool adapts = adaptive_ && adaptive_->has(role);
+    const std::uint32_t worker = adapts                   ? adaptive_->worker(role, index)
+                                 : role == Role::kCompute ? index
+                                                          : 0;
+    CpuExecutor executor(*tiles_, matrices_, plan_.epilogue, worker);
+    if (!adapts) return run_block(executor, launch_, role, index, totals);
+    Tasks tasks{*this, executor, totals};
+    return adaptive_->run(worker, tasks);
+  }
+  /// For take_task (partition_board.h). Rows that are shared wait for no tile.
+  struct Tasks {
+    Impl& impl;
+    CpuExecutor& executor;
+    BlockTotals& totals;
+
+    bool ready(Work work, std::uint32_t task) const {
+      return work == Work::kCommunicate || rows_seen(impl.dealt_, task);
+    }
+    bool run(Work work, std::uint32_t task) {
+      return run_block(executor, impl.dealt_, impl.adaptive_->role_of(work), task, totals);
+    }
+    static std::uint64_t now_ns() { return CpuPacer::now_ns(); }
+  };
+  static bool run_block(CpuExecutor& executor, const AgGemmLaunch& launch, Role role,
+                        std::uint32_t index, BlockTotals& totals) {
+    AgGemmBlock<CpuExecutor> block(executor, launch, role, index, totals);
     switch (role) {
       case Role::kCompute:
         return ag_gemm::compute(block);
@@ -181,7 +238,9 @@ class AgGemmCpu::Impl : private RoleBody {
   Matrices matrices_;
   std::unique_ptr<TileGemm> tiles_;
   AgGemmLaunch launch_;
-  LaunchRunner runner_;  ///< ends first: its threads use the rest
+  AgGemmLaunch dealt_;                     ///< of an adaptive launch's tasks
+  std::optional<AdaptiveRoles> adaptive_;  ///< if this rank has both kinds of work
+  LaunchRunner runner_;                    ///< ends first: its threads use the rest
 };
 
 AgGemmCpu::AgGemmCpu(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}

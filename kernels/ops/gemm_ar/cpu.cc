@@ -41,6 +41,18 @@ struct AllReduce {
   }
   static Status check(const World&, const GemmMatrices&, std::uint32_t) { return {}; }
 
+  static std::uint32_t sums(const Launch& launch) {
+    return launch.schedule.chunks(launch.context.world.local);
+  }
+  static bool sum_ready(const Launch& launch, std::uint32_t task) {
+    const World& world = launch.context.world;
+    const GemmArSchedule& schedule = launch.schedule;
+    const std::uint32_t chunk = schedule.chunk_at(world.node, world.local, task);
+    return partials_seen(launch, schedule.chunk_tiles(world.local, chunk),
+                         [&](std::uint32_t source, std::uint32_t tile) {
+                           return schedule.tile_ready(source, tile);
+                         });
+  }
   static bool run_role(Executor& executor, const Launch& launch, Role role, std::uint32_t index,
                        BlockTotals& totals) {
     GemmArBlock block(executor, launch, role, index, totals);

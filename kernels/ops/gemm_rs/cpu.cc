@@ -43,6 +43,17 @@ struct ReduceScatter {
     return {};
   }
 
+  static std::uint32_t sums(const Launch& launch) { return launch.pieces_reduced(); }
+  static bool sum_ready(const Launch& launch, std::uint32_t task) {
+    const World& world = launch.context.world;
+    const GemmRsSchedule& schedule = launch.schedule;
+    const GemmRsSchedule::Piece piece = schedule.piece_at(world.node, world.local, task);
+    const PackedTiles packed = schedule.packed(world.rail_peer(piece.node));
+    return partials_seen(launch, packed.chunk_tiles(piece.chunk),
+                         [&](std::uint32_t source, std::uint32_t tile) {
+                           return schedule.tile_ready(source, piece.node, tile);
+                         });
+  }
   static bool run_role(Executor& executor, const Launch& launch, Role role, std::uint32_t index,
                        BlockTotals& totals) {
     GemmRsBlock<Executor> block(executor, launch, role, index, totals);

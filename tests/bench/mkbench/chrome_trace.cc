@@ -54,6 +54,14 @@ class ChromeTrace {
     }
     events_.push_back(std::move(event));
   }
+  /// The adaptive partition's workers that are to communicate, over time, and those that did.
+  void counter(const Span& span) {
+    events_.push_back({{"name", "workers that communicate"},
+                       {"ph", "C"},
+                       {"pid", span.rank},
+                       {"ts", microseconds(span.begin_ns)},
+                       {"args", {{"target", span.index[0]}, {"at work", span.index[1]}}}});
+  }
   double microseconds(std::uint64_t ns) const {
     return static_cast<double>(ns - launch_begin_ns_ + at_ns_) * 1e-3;
   }
@@ -72,6 +80,10 @@ void ChromeTrace::add(const LaunchTrace& launch) {
   slice(track(ranks + 1, "launches", "launches"), launch.title, launch_begin_ns_,
         launch_begin_ns_ + length_ns, launch.about);
   for (const Span& span : launch.spans) {
+    if (span.kind == "target") {
+      counter(span);
+      continue;
+    }
     nlohmann::json what = launch.about;
     what.update({{"index", {span.index[0], span.index[1]}}, {"rank", span.other}});
     slice(track(span.rank, fmt::format("rank {} (node {})", span.rank, span.rank / launch.local),

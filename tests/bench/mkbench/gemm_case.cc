@@ -6,6 +6,7 @@
 #include <iterator>
 
 #include "client/tools/numeric/gemm_reference.h"
+#include "client/tools/partition_choice.h"
 #include "tests/bench/mkbench/at_least_one.h"
 
 namespace mk::bench {
@@ -28,6 +29,9 @@ void GemmCase::add_gemm_options(CLI::App& command, const Help& help) {
                      "columns of a tile; default: the planner's choice");
   command.add_option("--chunk-bytes", options_.chunk_bytes, "payload of a network command");
   command.add_option("--compute-blocks", options_.compute_blocks, "compute threads of a rank");
+  command.add_option("--partition", options_.partition, tools::kPartitionHelp)
+      ->check(tools::PartitionChoice::check, "CHOICE")
+      ->capture_default_str();
   command.add_option("--activation", options_.activation, "of each element of the whole sum")
       ->check(
           CLI::IsMember(std::vector<std::string>(std::begin(kActivations), std::end(kActivations))))
@@ -73,6 +77,7 @@ Tuning GemmCase::tuning(const BenchSpec& spec) const {
   tuning.tile_n = options_.tile_n;
   tuning.chunk_bytes = options_.chunk_bytes;
   tuning.compute_sms = options_.compute_blocks;
+  tools::PartitionChoice::apply(options_.partition, tuning);
   tuning.wait_timeout = std::chrono::milliseconds{spec.timeout_ms};
   if (spec.executor == "cuda") tuning.executor = Executor::kCuda;
   return tuning;

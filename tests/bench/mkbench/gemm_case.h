@@ -22,10 +22,11 @@ struct GemmOptions {
   bool gathered = false;  ///< AllGather+GEMM: hand out the gathered A as well
   std::string activation = "none";
   bool bias = false;
-  std::string partials = "element";  ///< of those that sum: or "f32"
+  std::string partials = "element";   ///< of those that sum: or "f32"
+  std::string partition = "planned";  ///< client/tools/partition_choice.h
 };
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(GemmOptions, m, n, k, tile_m, tile_n, chunk_bytes,
-                                   compute_blocks, gathered, activation, bias, partials)
+                                   compute_blocks, gathered, activation, bias, partials, partition)
 
 Activation activation_of(const GemmOptions& options);
 

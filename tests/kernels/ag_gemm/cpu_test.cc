@@ -55,6 +55,7 @@ TEST_P(EveryWorld, GivesEveryRankItsProductForChangingM) {
   options.cpu.blocks = {blocks(), 1, blocks(), blocks(), blocks(), 1, 1};
   options.cpu.wait_timeout = std::chrono::seconds(120);
   options.cpu.b_layout = random() % 2 == 0 ? BLayout::kKN : BLayout::kNK;
+  options.cpu.adaptive = random() % 2 == 0;
   options.seed = seed;
   options.slot_count_log2 = 4;  // the smallest ring: credits run out
   AgGemmJob job(options);
@@ -141,6 +142,35 @@ TEST(AgGemmCpu, RepeatedRunsGiveTheSameBits) {
     ASSERT_EQ(job.check(launches[i], results[i]), "");
     for (std::uint32_t rank = 0; rank < job.size(); ++rank)
       EXPECT_EQ(results[i][rank].c, results[0][rank].c) << "launch " << i + 1;
+  }
+}
+
+// It may begin with any partition, and go anywhere.
+TEST(AgGemmCpu, AnAdaptivePartitionChangesNoBit) {
+  for (const auto& [nodes, locals] : {std::pair{1u, 2u}, {1u, 4u}, {2u, 1u}, {2u, 2u}}) {
+    AgGemmJobOptions options = two_by_two();
+    options.nodes = nodes;
+    options.locals = locals;
+    options.max = {160, 96, 200};
+    const auto launches = random_launches(5, options.max.m, nodes * 10 + locals);
+    std::vector<std::vector<AgGemmResult>> planned;
+    for (const auto& [compute, share] :
+         {std::pair{1u, 1u}, {1u, 1u}, {4u, 1u}, {1u, 4u}, {2u, 2u}}) {
+      options.cpu.blocks.compute = compute;
+      options.cpu.blocks.share = share;
+      options.cpu.adaptive = !planned.empty();
+      AgGemmJob job(options);
+      NetworkThread network(job.cluster(), 5);
+      const auto results = job.run(launches, std::chrono::microseconds(500));
+      EXPECT_EQ(network.stop().complaint(), "");
+      if (planned.empty()) planned = results;
+      for (std::size_t i = 0; i < launches.size(); ++i) {
+        for (std::uint32_t rank = 0; rank < job.size(); ++rank) {
+          ASSERT_TRUE(results[i][rank].stats) << results[i][rank].stats.error().message;
+          ASSERT_EQ(results[i][rank].c, planned[i][rank].c) << compute << ":" << share;
+        }
+      }
+    }
   }
 }
 

@@ -19,8 +19,10 @@ namespace mk::kernels::testing {
 
 using std::chrono::milliseconds;
 
-inline JobOptions job_options(std::uint32_t nodes, std::uint32_t locals, milliseconds timeout) {
+inline JobOptions job_options(std::uint32_t nodes, std::uint32_t locals, milliseconds timeout,
+                              bool adaptive = false) {
   JobOptions options;
+  options.cpu.adaptive = adaptive;
   options.nodes = nodes;
   options.locals = locals;
   options.max = {40, 48, 16};
@@ -63,21 +65,24 @@ TYPED_TEST_P(GemmSumFailure, AMissingRankIsNamed) {
 #else
   constexpr milliseconds kWait(2000);
 #endif
-  GemmSumJob<TypeParam> job(job_options(2, 2, kWait));
-  NetworkThread network(job.cluster(), 1);
-  const auto errors = launch_on(job, {0, 1, 2}, {40, 40, 40, 40});
-  EXPECT_EQ(errors[2].code, ErrorCode::kTimeout);
-  EXPECT_TRUE(contains(errors[2].message,
-                       "for rank 3: flag launch-record[local rank 1] shows 0, expected epoch 1"))
-      << errors[2].message;
-  // Node 0 hears of it only through its rails: one of its ranks reports, and the other that it did.
-  for (std::uint32_t rank : {0u, 1u}) {
-    const std::string& text = errors[rank].message;
-    const std::string own =
-        rank == 0 ? "for rank 2: flag arrival[node 1]" : "for rank 3: flag arrival[node 1]";
-    const std::string other = rank == 0 ? "the launch of rank 1 on the same node failed"
-                                        : "the launch of rank 0 on the same node failed";
-    EXPECT_TRUE(contains(text, own) || contains(text, other)) << text;
+  for (const bool adaptive : {false, true}) {
+    GemmSumJob<TypeParam> job(job_options(2, 2, kWait, adaptive));
+    NetworkThread network(job.cluster(), 1);
+    const auto errors = launch_on(job, {0, 1, 2}, {40, 40, 40, 40});
+    EXPECT_EQ(errors[2].code, ErrorCode::kTimeout);
+    EXPECT_TRUE(contains(errors[2].message,
+                         "for rank 3: flag launch-record[local rank 1] shows 0, expected epoch 1"))
+        << errors[2].message;
+    // Node 0 hears of it only through its rails: one of its ranks reports, and the other that it
+    // did.
+    for (std::uint32_t rank : {0u, 1u}) {
+      const std::string& text = errors[rank].message;
+      const std::string own =
+          rank == 0 ? "for rank 2: flag arrival[node 1]" : "for rank 3: flag arrival[node 1]";
+      const std::string other = rank == 0 ? "the launch of rank 1 on the same node failed"
+                                          : "the launch of rank 0 on the same node failed";
+      EXPECT_TRUE(contains(text, own) || contains(text, other)) << text;
+    }
   }
 }
 
@@ -117,16 +122,18 @@ TYPED_TEST_P(GemmSumFailure, AbortWordsEndALaunchLongBeforeItsDeadline) {
 }
 
 TYPED_TEST_P(GemmSumFailure, LocalRanksWithDifferentMAreBothNamed) {
-  GemmSumJob<TypeParam> job(job_options(1, 3, std::chrono::seconds(120)));
-  const auto errors = launch_on(job, {0, 1, 2}, {40, 39, 40});
-  EXPECT_EQ(errors[1].code, ErrorCode::kShapeMismatch);
-  EXPECT_TRUE(contains(errors[1].message, "this rank launched with m = 39, rank 0 with m = 40"))
-      << errors[1].message;
-  // The others see the mismatch themselves, or that another saw it first.
-  for (std::uint32_t rank : {0u, 2u}) {
-    EXPECT_TRUE(contains(errors[rank].message, "launched with m = 40, rank 1 with m = 39") ||
-                contains(errors[rank].message, "on the same node failed"))
-        << errors[rank].message;
+  for (const bool adaptive : {false, true}) {
+    GemmSumJob<TypeParam> job(job_options(1, 3, std::chrono::seconds(120), adaptive));
+    const auto errors = launch_on(job, {0, 1, 2}, {40, 39, 40});
+    EXPECT_EQ(errors[1].code, ErrorCode::kShapeMismatch);
+    EXPECT_TRUE(contains(errors[1].message, "this rank launched with m = 39, rank 0 with m = 40"))
+        << errors[1].message;
+    // The others see the mismatch themselves, or that another saw it first.
+    for (std::uint32_t rank : {0u, 2u}) {
+      EXPECT_TRUE(contains(errors[rank].message, "launched with m = 40, rank 1 with m = 39") ||
+                  contains(errors[rank].message, "on the same node failed"))
+          << errors[rank].message;
+    }
   }
 }
 

@@ -112,6 +112,7 @@ TYPED_TEST_P(GemmSum, EveryWorldGetsTheSumForChangingM) {
       options.cpu.blocks.reduce = blocks();
       options.cpu.blocks.send = blocks();
       options.cpu.blocks.receive = blocks();
+      options.cpu.adaptive = random() % 2 == 0;
       options.cpu.wait_timeout = std::chrono::seconds(120);
       options.cpu.b_layout = random() % 2 == 0 ? BLayout::kKN : BLayout::kNK;
       options.seed = seed;
@@ -254,6 +255,43 @@ TYPED_TEST_P(GemmSum, RepeatedRunsGiveTheSameBits) {
   }
 }
 
+// It may begin with any partition, and go anywhere.
+TYPED_TEST_P(GemmSum, AnAdaptivePartitionChangesNoBit) {
+  for (const std::uint32_t locals : {1u, 2u, 3u}) {
+    JobOptions options = two_by_two<TypeParam>();
+    options.locals = locals;
+    options.max = {120, 96, 200};
+    options.tiling = {8, 16, 600, 0};
+    std::vector<LaunchPlan> launches = random_launches(5, options.max.m, locals);
+    for (LaunchPlan& launch : launches) launch.mode = Mode::kFused;
+    std::vector<std::vector<RankResult>> planned;
+    for (const auto& [compute, reduce] :
+         {std::pair{1u, 1u}, {1u, 1u}, {4u, 1u}, {1u, 4u}, {2u, 2u}}) {
+      options.cpu.blocks.compute = compute;
+      options.cpu.blocks.reduce = reduce;
+      options.cpu.adaptive = !planned.empty();
+      GemmSumJob<TypeParam> job(options);
+      NetworkThread network(job.cluster(), 5);
+      const auto results = job.run(launches, std::chrono::microseconds(500));
+      EXPECT_EQ(network.stop().complaint(), "");
+      if (planned.empty()) planned = results;
+      for (std::size_t i = 0; i < launches.size(); ++i) {
+        for (std::uint32_t rank = 0; rank < job.size(); ++rank) {
+          ASSERT_TRUE(results[i][rank].stats) << results[i][rank].stats.error().message;
+          ASSERT_EQ(results[i][rank].c, planned[i][rank].c) << compute << ":" << reduce;
+          const PartitionStats& partition = results[i][rank].stats->partition;
+          const bool adapts =
+              options.cpu.adaptive && locals > 1 && launches[i].mode_of(rank) == Mode::kFused;
+          EXPECT_LE(partition.first, adapts ? compute + reduce : 0);
+          if (!adapts) {
+            EXPECT_EQ(partition.moves + partition.turns, 0u);
+          }
+        }
+      }
+    }
+  }
+}
+
 TYPED_TEST_P(GemmSum, ManyLaunchesBackToBackReadNoStaleFlag) {
   JobOptions options = two_by_two<TypeParam>();
   options.max = {24, 24, 5};
@@ -325,8 +363,8 @@ TYPED_TEST_P(GemmSum, TilesThatChangedPlacesAreSeen) {
 REGISTER_TYPED_TEST_SUITE_P(GemmSum, EveryWorldGetsTheSumForChangingM,
                             EveryEpilogueIsAppliedOnceToTheWholeSum, PartialSumsInFp32DoNotOverflow,
                             AnEpilogueIsPartOfThePlan, RepeatedRunsGiveTheSameBits,
-                            ManyLaunchesBackToBackReadNoStaleFlag, ChosenTilesAndALongerK,
-                            OneRankIsAPlainProduct, AutoRunsTheCheaperForm,
+                            AnAdaptivePartitionChangesNoBit, ManyLaunchesBackToBackReadNoStaleFlag,
+                            ChosenTilesAndALongerK, OneRankIsAPlainProduct, AutoRunsTheCheaperForm,
                             TilesThatChangedPlacesAreSeen, AChunkThatDidNotMoveIsSeen);
 
 }  // namespace mk::kernels::testing
