@@ -33,8 +33,12 @@ struct Matrices {
 class CpuExecutor : public CpuPacer {
  public:
   CpuExecutor(TileGemm& tiles, const Matrices& matrices, const Epilogue& epilogue,
-              std::uint32_t compute_block)
-      : tiles_(tiles), matrices_(matrices), epilogue_(epilogue), block_(compute_block) {}
+              std::uint32_t compute_block, AdaptiveRoles* adaptive)
+      : tiles_(tiles),
+        matrices_(matrices),
+        epilogue_(epilogue),
+        block_(compute_block),
+        adaptive_(adaptive) {}
 
   bool multiply(const AgGemmTile& tile, const std::byte* rows, std::uint64_t stride_bytes) {
     const TileRect& rect = tile.rect;
@@ -48,12 +52,16 @@ class CpuExecutor : public CpuPacer {
   void copy(const CopyJob& job) { copy_rows(job); }
   void stores_done() {}
   void loads_begin() {}
+  /// Tiles are counted where each is a block of its own.
+  bool counts_done(Role role) const { return adaptive_ != nullptr && role == Role::kCompute; }
+  bool last_done(Role /*role*/, std::uint32_t count) { return adaptive_->last_tile(count); }
 
  private:
   TileGemm& tiles_;
   const Matrices& matrices_;
   const Epilogue& epilogue_;
   std::uint32_t block_;
+  AdaptiveRoles* adaptive_;
 };
 
 /// Whether the rows that the `step`-th tile needs are seen to be here.
@@ -153,7 +161,15 @@ class AgGemmCpu::Impl : private RoleBody {
     const std::uint32_t worker = adapts                   ? adaptive_->worker(role, index)
                                  : role == Role::kCompute ? index
                                                           : 0;
-    CpuExecutor executor(*tiles_, matrices_, plan_.epilogue, worker);
+    const bool collects = adaptive_ && adaptive_->has(Role::kCompute) && role == Role::kCollect;
+    CpuExecutor executor(*tiles_, matrices_, plan_.epilogue, worker,
+                         adapts || collects ? &*adaptive_ : nullptr);
+    if (collects) {
+      // Its end says that rows may be overwritten. Threads that began by sharing read them, too.
+      AgGemmBlock<CpuExecutor> block(executor, dealt_, role, index, totals);
+      if (!block.await_blocks(Role::kCompute, dealt_.blocks.compute, kGatherHopsMax + 1))
+        return false;
+    }
     if (!adapts) return run_block(executor, launch_, role, index, totals);
     Tasks tasks{*this, executor, totals};
     return adaptive_->run(worker, tasks);
@@ -168,7 +184,13 @@ class AgGemmCpu::Impl : private RoleBody {
       return work == Work::kCommunicate || rows_seen(impl.dealt_, task);
     }
     bool run(Work work, std::uint32_t task) {
-      return run_block(executor, impl.dealt_, impl.adaptive_->role_of(work), task, totals);
+      const Role role = impl.adaptive_->role_of(work);
+      if (!run_block(executor, impl.dealt_, role, task, totals)) return false;
+      if (work == Work::kCompute) {
+        AgGemmBlock<CpuExecutor>(executor, impl.dealt_, role, task, totals)
+            .publish_done(impl.dealt_.blocks.compute);
+      }
+      return true;
     }
     static std::uint64_t now_ns() { return CpuPacer::now_ns(); }
   };

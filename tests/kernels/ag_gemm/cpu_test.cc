@@ -174,6 +174,26 @@ TEST(AgGemmCpu, AnAdaptivePartitionChangesNoBit) {
   }
 }
 
+// With one bank a node's rows are overwritten as soon as it says that it has read them. Threads
+// that began by sharing read them, too.
+TEST(AgGemmCpu, AnAdaptiveLaunchReleasesItsBankAfterItsLastTile) {
+  AgGemmJobOptions options = two_by_two();
+  options.nodes = 3;
+  options.locals = 1;
+  options.max = {61, 48, 400};
+  options.tiling = {8, 16, 64, 1};
+  options.cpu.blocks.share = 4;
+  options.cpu.adaptive = true;
+  AgGemmJob job(options);
+  NetworkThread network(job.cluster(), 6);
+  std::vector<AgGemmLaunchPlan> launches = random_launches(150, options.max.m, 6);
+  for (AgGemmLaunchPlan& launch : launches) launch.mode = Mode::kFused;
+  const auto results = job.run(launches);
+  for (std::size_t i = 0; i < launches.size(); ++i)
+    ASSERT_EQ(job.check(launches[i], results[i]), "") << "launch " << i + 1;
+  EXPECT_EQ(network.stop().complaint(), "");
+}
+
 // What rows in place are for: no copy of them is made for the network.
 TEST(AgGemmCpu, RowsInPlaceAreNotCopied) {
   AgGemmJobOptions options = two_by_two();
