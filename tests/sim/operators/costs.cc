@@ -85,7 +85,9 @@ void add_expert_costs(const plan::Problem& problem, const plan::Machine& machine
   costs.one_memory = false;
   if (problem.op == plan::Op::kCombine) {
     costs.store_gb_s = machine.link_gb_s;
-    costs.sum_sent = always(terms.sum_gb_s);
+    // On one node most sums come when the product is done, and its SMs make them.
+    costs.sum_sent = always(problem.nodes > 1 ? terms.sum_gb_s : machine.hbm_gb_s);
+    costs.launch_us += terms.before;  // the index, before the first tile
     return;
   }
   const double own = link / problem.nodes;

@@ -64,7 +64,12 @@ class Prediction : public ::testing::TestWithParam<plan::Op> {
         const auto simulated = simulate(problem, machine, planned->choice.candidate,
                                         count == 1 ? Nodes::kAll : Nodes::kOne);
         ASSERT_TRUE(simulated) << simulated.error().message;
-        const double error = planned->time.total / simulated->us - 1;
+        // The simulated launch is the first, which sends idle flags again (refresh_due in
+        // comm/banks.h). One launch in 128 or more does, so no prediction has them.
+        const double again = static_cast<double>(simulated->commands) -
+                             static_cast<double>(std::min(planned->commands, simulated->commands));
+        const double error =
+            (planned->time.total + again * machine.network_command_us) / simulated->us - 1;
         errors_.push_back(std::abs(error));
         EXPECT_NEAR(error, 0, within) << fmt::format(
             "{} x {}, {} x {} x {}, seed {}: {:.0f} us, simulated {:.0f}; compute "
