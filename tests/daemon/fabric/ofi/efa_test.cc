@@ -2,6 +2,7 @@
 // that its target does not know, and what becomes of links whose peers don't get to know them.
 #include <gmock/gmock.h>
 
+#include "daemon/fabric/link_slots.h"
 #include "daemon/fabric/ofi/introduction.h"
 #include "tests/daemon/fabric/fabric_fixture.h"
 #include "tests/daemon/fabric/ofi/soft_efa/soft_efa.h"
@@ -159,15 +160,17 @@ TEST_F(EfaTest, WhoWasNotGivenTheAddressOfAnEndpointIsNotTakenIn) {
 TEST_F(EfaTest, LinksThatComeAndGoLeaveNoAddressesBehind) {
   Node a(setup_);
   Node b(setup_);
+  // An address stays until its link's place is taken again, so there are as many as places.
+  constexpr std::uint32_t kTurn = kLinksMax + 50;
   std::size_t after_a_turn = 0;
-  for (std::uint32_t i = 1; i <= 600; ++i) {
+  for (std::uint32_t i = 1; i <= 2 * kTurn; ++i) {
     const TestLink link = join(a, b);
     const Write write = make_write(link, 1, i, i);
     ASSERT_TRUE(post_all(a, link.id, {&write, 1}, {&a, &b}));
     ASSERT_TRUE(pump({&a, &b}, [&] { return b.flag(1) == i && a.completed.contains(i); }));
     a.endpoint->disconnect(link.id);
     for (int polls = 0; polls < 4; ++polls) a.poll();
-    if (i == 300) after_a_turn = soft_efa::addresses();
+    if (i == kTurn) after_a_turn = soft_efa::addresses();
   }
   EXPECT_EQ(soft_efa::addresses(), after_a_turn);
 }
