@@ -85,7 +85,8 @@ ExchangeTable::Round& ExchangeTable::put(std::uint32_t rank, const std::string& 
   } else if (tag != round.tag && !round.error) {
     round.error = Error{ErrorCode::kInvalidArgument,
                         fmt::format("exchange {}: rank {} is at '{}' while rank {} is at '{}'; all "
-                                    "ranks must make the same exchanges in the same order",
+                                    "ranks must make the same exchanges in the same order; if they "
+                                    "have different releases of libmkclient, install the same one",
                                     number, rank, tag, round.tag_rank, round.tag)};
   }
   round.blobs[rank] = std::move(blob);

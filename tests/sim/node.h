@@ -75,7 +75,7 @@ class Node final : public daemon::ClientPort,
   void ring(std::uint32_t rail);
 
   std::uint64_t clock_ns() const { return world_.now() + clock_ahead_ns_; }
-  const daemon::ControlCounts counts() const { return plane_->counts(); }
+  daemon::ControlCounts counts() const { return plane_->counts(); }
   const NodePlan& plan() const { return plan_; }
 
   // ClientPort

@@ -12,6 +12,7 @@ namespace {
 using control::describe_ranks;
 using control::ExchangeTable;
 using control::kExchangeRoundsMax;
+using testing::AllOf;
 using testing::HasSubstr;
 
 constexpr std::uint64_t kFar = 1'000'000'000;
@@ -51,7 +52,8 @@ TEST(ExchangeTable, ATagThatDiffersFailsEveryRankOfTheRound) {
     ASSERT_FALSE(answer.outcome);
     EXPECT_EQ(answer.outcome.error().code, ErrorCode::kInvalidArgument);
     EXPECT_THAT(answer.outcome.error().message,
-                HasSubstr("rank 1 is at 'b' while rank 0 is at 'a'"));
+                AllOf(HasSubstr("rank 1 is at 'b' while rank 0 is at 'a'"),
+                      HasSubstr("different releases of libmkclient, install the same one")));
   }
   ASSERT_TRUE(table.put_local(2, "a", {}, 3, kFar, 1));
   answers = table.take_due(0);
