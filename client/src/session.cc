@@ -70,6 +70,14 @@ Status put_place(const AttachOptions& options, std::uint16_t abi_minor, shm::Att
   return {};
 }
 
+/// Daemons before ABI 1.5 do not say what ranks at unlike exchanges can do.
+tl::unexpected<Error> advised(Error error) {
+  if (error.message.find("is at '") != std::string::npos &&
+      error.message.find("different releases") == std::string::npos)
+    error.message += "; if they have different releases of libmkclient, install the same one";
+  return tl::unexpected<Error>(std::move(error));
+}
+
 }  // namespace
 
 Result<std::shared_ptr<Session::Impl>> Session::Impl::attach(AttachOptions options) {
@@ -182,13 +190,13 @@ Result<std::vector<std::vector<std::byte>>> Session::Impl::exchange(
   request.tag = std::string(tag);
   request.blob.assign(blob.begin(), blob.end());
   request.timeout_ms = static_cast<std::uint32_t>(timeout.count());
-  MK_ASSIGN_OR_RETURN(auto reply,
-                      connection_->call<shm::ExchangeReply>(request, timeout + kRequestTimeout));
-  if (reply.blobs.size() != options_.world) {
+  auto reply = connection_->call<shm::ExchangeReply>(request, timeout + kRequestTimeout);
+  if (!reply) return advised(reply.error());
+  if (reply->blobs.size() != options_.world) {
     return fail(ErrorCode::kProtocol, "an exchange over {} ranks returned {} blobs", options_.world,
-                reply.blobs.size());
+                reply->blobs.size());
   }
-  return std::move(reply.blobs);
+  return std::move(reply->blobs);
 }
 
 Status Session::Impl::barrier(std::chrono::milliseconds timeout) {
