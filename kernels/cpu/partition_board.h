@@ -157,9 +157,10 @@ enum class WorkerStep { kRan, kFailed, kEnd };
 
 /// One task of that worker. `Tasks` has
 ///
-///     bool ready(Work, std::uint32_t task);   whether it would not wait; may be wrong that it
-///     would bool run(Work, std::uint32_t task);     false: the launch has failed std::uint64_t
-///     now_ns();
+///     bool ready(Work, std::uint32_t task);   whether it would not wait; a guess
+///     bool run(Work, std::uint32_t task);     false: the launch has failed
+///     std::uint64_t now_ns();
+///
 /// `Board`: PartitionBoard, or what a test makes of it.
 template <class Board, class Tasks>
 WorkerStep take_task(Board& board, std::uint32_t worker, Tasks& tasks) {
