@@ -12,7 +12,7 @@ import sys
 
 from figures import RESULTS, load
 
-TABLES = ("ring_h200_1x2", "ring_h200_1x4", "ring_h200_2x1")
+TABLES = ("ring_h200_1x2", "ring_h200_2x1")
 TRACE, TRACE_PICTURE = "ring_trace_h200", "ring_trace.svg"
 LEFT, WIDTH, LANE, GAP, HEAD, PANEL_HEAD, ARRIVALS = 64, 780, 11, 2, 46, 38, 12
 ITEMS, WAIT, ARRIVAL = ("#3b6fb6", "#6a94cd"), "#d9534f", "#4a9d5b"

@@ -4,6 +4,7 @@
 /// for host and device.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 #include "kernels/cuda/core/attention_items.h"
@@ -136,6 +137,22 @@ class RingRanges {
  private:
   const Params& params_;
 };
+
+/// How many query heads are worked on at one time. Host only.
+///
+/// One, where all tiles are equally long: without a mask. Else those of one key head: keys arrive
+/// head by head, and the longest tiles of later heads would wait for them. A rank alone waits for
+/// nothing. It takes as many key heads as L2 holds keys and values of, and packed sequences do so
+/// in any world, since the number of their last section's items is not known.
+inline int ring_section(const RingAttentionGeometry& plan, const World& world, std::uint64_t seq) {
+  constexpr std::uint64_t kL2Bytes = 32 << 20;
+  const bool packed = plan.sequences_max != 0;
+  if (!plan.causal && !packed) return 1;
+  if (world.size() > 1 && !packed) return static_cast<int>(plan.group());
+  const std::uint64_t bytes = std::max<std::uint64_t>(1, seq * plan.head_bytes() * 2);
+  const std::uint64_t key_heads = std::max<std::uint64_t>(1, kL2Bytes / bytes);
+  return static_cast<int>(std::min<std::uint64_t>(plan.head_pairs(), key_heads) * plan.group());
+}
 
 /// Those of a launch, as its schedule has them. Host only. There are at most RingRuns::kMax runs.
 struct RingLaunchItems {

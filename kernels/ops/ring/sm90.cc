@@ -26,7 +26,6 @@ namespace {
 
 constexpr char kOp[] = "ring_attention";
 constexpr std::uint64_t kItemsMax = 1u << 29;  // their numbers are ints
-constexpr std::int64_t kL2Bytes = 32 << 20;    // of keys and values worked on at one time
 constexpr float kLog2E = 1.44269504088896340736f;
 
 /// Tiles of queries of a rank, at most: each part of each sequence may end with a smaller one.
@@ -75,16 +74,6 @@ RingAttentionDeviceTensors of_window(const RingAttentionGeometry& its,
         first_of_window(heads, its.group(), tensors.lse_batch_stride, tensors.lse_head_stride);
   }
   return tensors;
-}
-
-/// How many query heads are worked on at one time: of whole key heads, as many as have their keys
-/// and values in L2 together. One by one where all tiles are equally long: without a mask.
-int choose_section(const RingAttentionGeometry& plan, std::uint64_t seq) {
-  if (!plan.causal && plan.sequences_max == 0) return 1;
-  const std::int64_t bytes = static_cast<std::int64_t>(seq) * plan.head_dim * 2 * kElementBytes;
-  const std::int64_t key_heads = std::max<std::int64_t>(1, kL2Bytes / bytes);
-  const std::int64_t heads = std::int64_t{plan.batch} * plan.query_heads;
-  return static_cast<int>(std::min(heads, key_heads * plan.group()));
 }
 
 const cuda::RingAttentionKernel* kernel_of(const RingAttentionPlan& plan) {
@@ -336,7 +325,7 @@ Status RingAttentionCuda::set_window(const RingAttentionDeviceTensors& all, std:
   told.m = seq;
   std::ranges::copy(std::array{its.query_heads, its.key_heads, its.head_dim, its.batch},
                     told.sizes);
-  const int section = choose_section(its, seq);
+  const int section = cuda::ring_section(its, world(), seq);
   if (plan_.sequences_max == 0) {
     const ThreadBlocks computing =
         thread_blocks_of(blocks().compute) + cuda::late_blocks(arguments_);

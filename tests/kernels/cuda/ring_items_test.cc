@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <set>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "kernels/ops/ring/spec.h"
@@ -99,6 +100,50 @@ TEST(RingItems, SectionsComeInTheOrderOfHeads) {
       last = section;
     }
   });
+}
+
+/// Causal launches of several ranks, of query and key heads of all kinds.
+TEST(RingItems, NoItemButThoseOfTheLastSectionPrecedesOneOfAnEarlierKeyHead) {
+  constexpr int kTileRows = 128, kBlocks = 132, kSeq = 12288;
+  for (const auto& [query_heads, key_heads] :
+       {std::pair{64u, 64u}, {64u, 8u}, {32u, 8u}, {6u, 1u}}) {
+    for (const World& world : {World{2, 1, 0, 0}, World{2, 1, 1, 0}, World{1, 4, 0, 3}}) {
+      const RingAttentionShape shape{kSeq, query_heads, key_heads, 128, true};
+      RingAttentionTiling tiling;
+      tiling.packing = KeyPacking::kHeads;
+      const auto plan = RingAttentionPlan::make(world.nodes, world.locals, shape, tiling);
+      ASSERT_TRUE(plan) << plan.error().message;
+      const RingAttentionSchedule schedule(*plan, world, kSeq, Mode::kFused);
+      const RingLaunchItems made =
+          ring_items(*plan, world, schedule, kTileRows, ring_section(*plan, world, kSeq),
+                     HeadSections::kLastOfBlock * kBlocks);
+      const RingItems items(made.items);
+      const int last = made.items.sections.full * made.items.sections.each;
+      int latest = 0;
+      for (int i = 0; i < items.count() && items.at(i).head < last; ++i) {
+        const int key_head = items.at(i).head / static_cast<int>(plan->group());
+        ASSERT_GE(key_head, latest) << "item " << i;
+        latest = key_head;
+      }
+      // Few heads are all in the last section.
+      if (key_heads >= 8) {
+        EXPECT_GT(latest, 0);
+      }
+    }
+  }
+}
+
+TEST(RingItems, ARankAloneTakesAsManyHeadsAsL2HoldsKeysOf) {
+  const World alone{1, 1, 0, 0};
+  const auto section = [&](std::uint32_t seq, std::uint32_t heads, std::uint32_t key_heads) {
+    const auto plan = RingAttentionPlan::make(1, 1, {seq, heads, key_heads, 128, true}, {});
+    EXPECT_TRUE(plan);
+    return plan ? ring_section(*plan, alone, seq) : 0;
+  };
+  EXPECT_EQ(section(8192, 64, 8), 64);   // 4 MiB a key head: all eight
+  EXPECT_EQ(section(16384, 64, 8), 32);  // 8 MiB
+  EXPECT_EQ(section(16384, 64, 64), 4);
+  EXPECT_EQ(section(131072, 64, 8), 8);  // 64 MiB
 }
 
 TEST(RingRanges, EveryAdmittedPairIsMetOnceWhereItsBytesAre) {

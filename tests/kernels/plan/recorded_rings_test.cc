@@ -66,7 +66,7 @@ TEST(RecordedRings, TheChoiceAmongThemIsNearTheBest) {
     std::uint32_t nodes, locals;
   };
   for (const File& file : {File{"ring_h200_1x2_sweep.json", 1, 2}, File{"ring_h200_1x4.json", 1, 4},
-                           File{"ring_h200_2x1.json", 2, 1}}) {
+                           File{"ring_h200_2x1_sweep.json", 2, 1}}) {
     const auto all = recorded(file.name, file.nodes, file.locals);
     ASSERT_GE(all.size(), 10u) << file.name;
     double logs = 0, worst = 1, usual_logs = 0, usual_worst = 1;
