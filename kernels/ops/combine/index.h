@@ -56,18 +56,18 @@ MK_HOST_DEVICE inline void index_rows(const CombineBlock<Executor>& block, const
   CombineFault* const fault = &block.words->faults[block.index];
   for (std::uint32_t rank = lanes.index; rank < world.size(); rank += lanes.count)
     *block.block_note(block.index, rank) = {};
+  if (lanes.index == 0) *fault = CombineFault{};
   std::uint32_t tiles = 0;
   if (complete) {
-    tiles = block.rows.for_each_tile([&](std::uint32_t number, CombineTile tile) {
-      if (number % blocks != block.index || number / blocks % lanes.count != lanes.index) return;
-      tile.urgency = block.rows.least_urgent();
-      block.tiles()[number] = tile;
-    });
+    tiles = block.rows.for_tiles_of(
+        block.index, blocks,
+        [&](std::uint32_t number, CombineTile tile) {
+          tile.urgency = block.rows.least_urgent();
+          block.tiles()[number] = tile;
+        },
+        lanes);
   }
-  if (lanes.index == 0) {
-    *fault = CombineFault{};
-    if (block.index == 0) block.words->tiles = tiles;
-  }
+  if (block.index == 0 && lanes.index == 0) block.words->tiles = tiles;
   lanes.sync();
   if (!complete) return;
   if (block.index == 0) {
@@ -75,8 +75,8 @@ MK_HOST_DEVICE inline void index_rows(const CombineBlock<Executor>& block, const
       if (!block.rows.is_in_order(e)) lanes.least(&fault->expert, e);
   }
   NoteOfLane<Executor, Lanes> note(block, lanes);
-  block.rows.for_each_tile([&](std::uint32_t number, const CombineTile& tile) {
-    if (number % blocks != block.index) return;
+  for (std::uint32_t number = block.index; number < tiles; number += blocks) {
+    const CombineTile tile = block.tiles()[number];
     std::uint32_t most_urgent = block.rows.least_urgent();
     for (std::uint32_t i = tile.row + lanes.index; i < tile.row + tile.rows; i += lanes.count) {
       const MoeRow row = block.rows.row(i);
@@ -90,8 +90,8 @@ MK_HOST_DEVICE inline void index_rows(const CombineBlock<Executor>& block, const
       *block.entry(row.rank % world.locals, row.rank / world.locals, row.token, row.slot) = {
           block.epoch, block.schedule.tile_flag(world.local, number)};
     }
-    lanes.least(&block.tiles()[number].urgency, most_urgent);
-  });
+    if (most_urgent < tile.urgency) lanes.least(&block.tiles()[number].urgency, most_urgent);
+  }
   note.flush();
 }
 
@@ -113,7 +113,17 @@ MK_HOST_DEVICE inline std::uint32_t nodes_of(const CombineBlock<Executor>& block
   return nodes;
 }
 
-/// The checks that this block's parts of this rank's own ids ask for.
+/// Of `count` things, those of one lane of all plan blocks' lanes.
+template <class Executor, class Lanes>
+MK_HOST_DEVICE inline TileRange run_of_all(const CombineBlock<Executor>& block, const Lanes& lanes,
+                                           std::uint32_t count) {
+  const std::uint32_t each = div_up(count, block.launch.blocks.plan * lanes.count);
+  const std::uint64_t first = std::uint64_t{each} * (block.index * lanes.count + lanes.index);
+  const std::uint32_t begin = first < count ? static_cast<std::uint32_t>(first) : count;
+  return {begin, count - begin < each ? count : begin + each};
+}
+
+/// The checks that this block's share of this rank's own ids asks for.
 template <class Executor, class Lanes>
 MK_HOST_DEVICE inline void expect_checks(const CombineBlock<Executor>& block, const Lanes& lanes) {
   const World& world = block.world;
@@ -125,26 +135,28 @@ MK_HOST_DEVICE inline void expect_checks(const CombineBlock<Executor>& block, co
   lanes.sync();
   std::uint32_t last_rank = 0;
   std::uint64_t checks = 0;  // that are not added to the last rank's yet
-  for_own_parts(block, lanes, routing.tokens, [&](std::uint32_t, const TileRange& tokens) {
-    for (std::uint32_t token = tokens.begin; token < tokens.end; ++token) {
-      for (std::uint32_t slot = 0; slot < shape.top_k; ++slot) {
-        const std::int32_t id = routing.ids[std::uint64_t{token} * routing.stride + slot];
-        if (id == -1) continue;
-        const auto expert = static_cast<std::uint32_t>(id);
-        if (expert >= shape.experts) {
-          lanes.least(&block.words->faults[block.index].slot, token * shape.top_k + slot);
-          continue;
-        }
-        const std::uint32_t rank = rank_of_expert(expert, shape.experts, world.size());
-        if (rank != last_rank && checks != 0) {
-          lanes.add(&expected[last_rank], checks);
-          checks = 0;
-        }
-        last_rank = rank;
-        checks += block.rows.hash_of(token, slot, expert);
+  const TileRange run = run_of_all(block, lanes, routing.tokens * shape.top_k);
+  std::uint32_t token = run.begin / shape.top_k;
+  std::uint32_t slot = run.begin - token * shape.top_k;
+  for (std::uint32_t i = run.begin; i < run.end; ++i) {
+    const std::int32_t id = routing.ids[std::uint64_t{token} * routing.stride + slot];
+    const auto expert = static_cast<std::uint32_t>(id);
+    if (expert < shape.experts) {
+      const std::uint32_t rank = rank_of_expert(expert, shape.experts, world.size());
+      if (rank != last_rank && checks != 0) {
+        lanes.add(&expected[last_rank], checks);
+        checks = 0;
       }
+      last_rank = rank;
+      checks += block.rows.hash_of(token, slot, expert);
+    } else if (id != -1) {
+      lanes.least(&block.words->faults[block.index].slot, i);
     }
-  });
+    if (++slot == shape.top_k) {
+      slot = 0;
+      ++token;
+    }
+  }
   if (checks != 0) lanes.add(&expected[last_rank], checks);
 }
 

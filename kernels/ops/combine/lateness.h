@@ -33,7 +33,7 @@ class LatenessSums {
   MK_HOST_DEVICE void add(const CombineBlock<Executor>& block, std::uint32_t begin,
                           std::uint32_t end) {
     // Four sums of 16 bits in a word, for so many parts at a time that none overflows.
-    constexpr std::uint32_t kAtOnce = 0xffff / CombineSchedule::kPartTokens;
+    constexpr std::uint32_t kAtOnce = 0xffff / CombineSchedule::kPartTokensMax;
     constexpr std::uint64_t kEven = 0x00ff00ff00ff00ff;
     while (begin < end) {
       const std::uint32_t until = end - begin < kAtOnce ? end : begin + kAtOnce;

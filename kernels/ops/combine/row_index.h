@@ -103,26 +103,44 @@ class RowIndex {
   /// This rank's.
   MK_HOST_DEVICE const ShardRange& experts() const { return experts_; }
 
-  /// Calls visit(number, tile) for this rank's row tiles in their order, without their urgency:
-  /// each expert's rows in tiles of tile_m, the last one of what is left. Answers how many there
-  /// are.
-  template <class Visit>
-  MK_HOST_DEVICE std::uint32_t for_each_tile(Visit&& visit) const {
-    std::uint32_t number = 0;
-    std::uint32_t end = 0;
-    for (std::uint32_t expert = 0; expert < experts_.count; ++expert) {
-      // Never before the last expert's end: so the tiles are as few as there is room for.
-      const std::uint32_t begin = clamped(offsets_[expert], end);
-      end = clamped(offsets_[expert + 1], begin);
-      for (std::uint32_t row = begin; row < end; row += plan_.tile_m) {
-        CombineTile tile;
-        tile.expert = expert;
-        tile.row = row;
-        tile.rows = end - row < plan_.tile_m ? end - row : plan_.tile_m;
-        visit(number++, tile);
+  /// Calls visit(number, tile) for the row tiles `block`, `block` + blocks, ... of this rank,
+  /// without their urgency. Tiles are numbered expert by expert, each one's rows in tiles of
+  /// tile_m, the last one of what is left. By all lanes together: each visits those of its experts.
+  /// Answers how many tiles all blocks have. None, if an expert is not in order.
+  template <class Visit, class Lanes = OneLane>
+  MK_HOST_DEVICE std::uint32_t for_tiles_of(std::uint32_t block, std::uint32_t blocks,
+                                            Visit&& visit, const Lanes& lanes = {}) const {
+    const TileRange run = run_of(lanes, experts_.count);
+    const auto tiles_of = [&](std::uint32_t expert) {
+      return div_up(offsets_[expert + 1] - offsets_[expert], plan_.tile_m);
+    };
+    std::uint32_t disordered = 0;
+    std::uint32_t own = 0;
+    for (std::uint32_t expert = run.begin; expert < run.end; ++expert) {
+      if (is_in_order(expert)) {
+        own += tiles_of(expert);
+      } else {
+        disordered = 1;
       }
     }
-    return number;
+    if (sums_over(lanes, disordered).all != 0) return 0;
+    const LaneSums tiles = sums_over(lanes, own);
+    std::uint32_t number = tiles.before;
+    for (std::uint32_t expert = run.begin; expert < run.end; ++expert) {
+      const std::uint32_t count = tiles_of(expert);
+      const std::uint32_t over = number % blocks;
+      std::uint32_t i = block < over ? block + blocks - over : block - over;
+      for (; i < count; i += blocks) {
+        CombineTile tile;
+        tile.expert = expert;
+        tile.row = offsets_[expert] + i * plan_.tile_m;
+        const std::uint32_t left = offsets_[expert + 1] - tile.row;
+        tile.rows = left < plan_.tile_m ? left : plan_.tile_m;
+        visit(number + i, tile);
+      }
+      number += count;
+    }
+    return tiles.all;
   }
 
   /// Which rows are computed first: those of the next node's tokens, then of the one after that,
@@ -216,11 +234,6 @@ class RowIndex {
   }
 
  private:
-  MK_HOST_DEVICE std::uint32_t clamped(std::uint32_t row, std::uint32_t least) const {
-    const std::uint32_t most = row < room_ ? row : room_;
-    return most > least ? most : least;
-  }
-
   CombineGeometry plan_;
   World world_;
   const MoeRow* rows_;

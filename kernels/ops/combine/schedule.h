@@ -92,13 +92,26 @@ class CombineSchedule {
 
   // --- Parts of the tokens, which plan blocks and their lanes share out ---
 
-  static constexpr std::uint32_t kPartTokens = 16;
+  /// A lane has a part to itself: few tokens are cut into parts of one, so that many lanes work.
+  static constexpr std::uint32_t kPartTokensMax = 16;
+  static constexpr std::uint32_t kPartsOfFew = 512;
+  MK_HOST_DEVICE static constexpr std::uint32_t part_tokens(std::uint32_t tokens) {
+    const std::uint32_t each = div_up(tokens, kPartsOfFew);
+    return each == 0 ? 1 : each < kPartTokensMax ? each : kPartTokensMax;
+  }
   MK_HOST_DEVICE static constexpr std::uint32_t parts_of(std::uint32_t tokens) {
-    return div_up(tokens, kPartTokens);
+    return div_up(tokens, part_tokens(tokens));
+  }
+  /// Of any number of tokens up to that.
+  MK_HOST_DEVICE static constexpr std::uint32_t parts_max(std::uint32_t tokens_max) {
+    const std::uint32_t parts = div_up(tokens_max, kPartTokensMax);
+    const std::uint32_t of_few = tokens_max < kPartsOfFew ? tokens_max : kPartsOfFew;
+    return parts > of_few ? parts : of_few;
   }
   MK_HOST_DEVICE static constexpr TileRange tokens_of(std::uint32_t part, std::uint32_t tokens) {
-    const std::uint32_t begin = part * kPartTokens;
-    return {begin, tokens - begin < kPartTokens ? tokens : begin + kPartTokens};
+    const std::uint32_t each = part_tokens(tokens);
+    const std::uint32_t begin = part * each;
+    return {begin, tokens - begin < each ? tokens : begin + each};
   }
 
   // --- Nodes and chunks ---
@@ -171,7 +184,7 @@ class CombineSchedule {
     return plan_.layout.expected + std::uint64_t{block} * world_.size() * 8;
   }
   MK_HOST_DEVICE std::uint64_t counts(std::uint32_t node, std::uint32_t part) const {
-    const std::uint64_t parts = parts_of(plan_.shape.tokens_max);
+    const std::uint64_t parts = parts_max(plan_.shape.tokens_max);
     return plan_.layout.counts + (node * parts + part) * sizeof(CombineCounts);
   }
   MK_HOST_DEVICE std::uint64_t tile_parts(std::uint32_t tile) const {

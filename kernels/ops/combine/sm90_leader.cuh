@@ -36,8 +36,9 @@ struct CombineWork {
   Kind kind;
   gemm_combine::CombinePiece piece;
   CombineRun run;
-  std::uint32_t begin;    ///< kLook: from this one of what the run awaits on
-  std::uint32_t missing;  ///< the first of them that is not there
+  std::uint32_t begin;              ///< kLook: from this one of what the run awaits on
+  std::uint32_t missing;            ///< the first of them that is not there
+  std::uint32_t scratch[kWorkers];  ///< of the lanes of the index
 };
 
 /// Shared memory of such a group.
@@ -128,7 +129,7 @@ __device__ __forceinline__ void work(CombineGroupShared& shared, std::uint32_t t
     }
     switch (work.kind) {
       case CombineWork::Kind::kPiece:
-        gemm_combine::do_piece(*work.block, work.piece, CombineLanes{{thread}});
+        gemm_combine::do_piece(*work.block, work.piece, CombineLanes{{thread, work.scratch}});
         break;
       case CombineWork::Kind::kLook: {
         const CombineBlock<CombineLeader>& block = *work.block;

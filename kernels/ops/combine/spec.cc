@@ -110,7 +110,7 @@ void lay_out(CombinePlan& plan) {
   layout.peers = workspace.place(nodes * sizeof(CombinePeer), kLine);
   layout.expected = workspace.place((kBlocksMax + 1) * ranks * 8, kLine);
   layout.counts = workspace.place(
-      nodes * CombineSchedule::parts_of(plan.shape.tokens_max) * sizeof(CombineCounts), kLine);
+      nodes * CombineSchedule::parts_max(plan.shape.tokens_max) * sizeof(CombineCounts), kLine);
   layout.lists = workspace.place(nodes * tokens * 4, kLine);
   layout.places = workspace.place(nodes * tokens * 4, kLine);
   layout.chunk_reduced = workspace.place(nodes > 1 ? nodes * plan.chunks_max * 4 : 0, kLine);

@@ -46,7 +46,8 @@ class RoutingPlan {
       : shape_(shape),
         arrays_(arrays),
         order_(GatherGeometry{}, shape.world),
-        experts_(experts_of(shape.experts, shape.world)) {}
+        experts_(experts_of(shape.experts, shape.world)),
+        width_(shape.experts_here_max() + 1) {}
 
   MK_HOST_DEVICE const RoutingShape& shape() const { return shape_; }
   /// This rank's.
@@ -62,7 +63,7 @@ class RoutingPlan {
   MK_HOST_DEVICE void count(std::uint32_t part, const RoutingTable& table,
                             const Lanes& lanes = {}) const {
     std::uint32_t* const counts = counts_of(part);
-    std::uint32_t* const fault = counts + shape_.experts_here_max();
+    std::uint32_t* const fault = counts + (width_ - 1);
     if (lanes.index == 0) *fault = RoutingFault::kNone;
     if constexpr (is_alone<Lanes>()) {
       for (std::uint32_t e = 0; e < experts_.count; ++e) counts[e] = 0;
@@ -135,8 +136,7 @@ class RoutingPlan {
         count_run(part, table, lanes, of_lanes, first, end);
         // Where each lane's rows of each expert begin.
         of_lanes.for_own(first, end, [&](std::uint32_t expert) {
-          make_starts(lanes.count, next[expert],
-                      [&](std::uint32_t lane) { return of_lanes.word(expert - first, lane); });
+          make_starts({of_lanes.word(expert - first, 0)}, {0, lanes.count}, next[expert]);
         });
         lanes.sync();
         for_run(part, table, lanes,
@@ -168,11 +168,12 @@ class RoutingPlan {
 
  private:
   MK_HOST_DEVICE std::uint32_t* counts_of(std::uint32_t part) const {
-    return arrays_.counts + std::uint64_t{part} * (shape_.experts_here_max() + 1);
+    return arrays_.counts + std::uint64_t{part} * width_;
   }
-  /// Of the key's tiles by expert, then of all; key keys(): of the packed rows.
+  /// Of the key's tiles by expert; key keys(): of the packed rows. One key's words follow
+  /// another's.
   MK_HOST_DEVICE std::uint32_t* places_of(std::uint32_t key) const {
-    return arrays_.places + std::uint64_t{key} * (shape_.experts_here_max() + 1);
+    return arrays_.places + std::uint64_t{key} * experts_.count;
   }
 
   // --- A part's tokens ---
@@ -191,10 +192,6 @@ class RoutingPlan {
     return static_cast<std::uint32_t>(id) - experts_.first;  // wraps
   }
 
-  template <class Lanes>
-  MK_HOST_DEVICE static constexpr bool is_alone() {
-    return requires { Lanes::kAlone; };
-  }
   /// Calls visit(expert, token, slot) for the part's slots. Experts are counted from this rank's
   /// first; those of other ranks, and none, are beyond its last.
   template <class Visit>
@@ -288,65 +285,31 @@ class RoutingPlan {
     if (lanes.index == 0) fault.rank = RoutingFault::kNone;  // the part, as yet
     lanes.sync();
     for (std::uint32_t part = lanes.index; part < shape_.parts(); part += lanes.count) {
-      if (counts_of(part)[shape_.experts_here_max()] != RoutingFault::kNone)
-        lanes.least(&fault.rank, part);
+      if (counts_of(part)[width_ - 1] != RoutingFault::kNone) lanes.least(&fault.rank, part);
     }
     lanes.sync();
     if (lanes.index == 0 && fault.any()) {
       const std::uint32_t part = fault.rank;
-      const std::uint32_t i = counts_of(part)[shape_.experts_here_max()];
+      const std::uint32_t i = counts_of(part)[width_ - 1];
       fault.rank = rank_of(part);
       fault.token = first_token(part) + i / shape_.top_k;
       fault.slot = i % shape_.top_k;
     }
   }
 
-  template <class At>
-  MK_HOST_DEVICE static std::uint32_t sum_of(std::uint32_t count, At&& at) {
-    constexpr std::uint32_t kBatch = 16;  // their loads are on their way together
-    std::uint32_t sum = 0;
-    for (std::uint32_t begin = 0; begin < count; begin += kBatch) {
-      std::uint32_t counts[kBatch];
-      for (std::uint32_t i = 0; i < kBatch; ++i) counts[i] = begin + i < count ? at(begin + i) : 0;
-      for (std::uint32_t i = 0; i < kBatch; ++i) sum += counts[i];
-    }
-    return sum;
-  }
-  /// Makes counts *at(0) .. *at(count - 1), which follow each other from `first` on, into where
-  /// each begins; answers where the last one ends.
-  template <class At>
-  MK_HOST_DEVICE static std::uint32_t make_starts(std::uint32_t count, std::uint32_t first,
-                                                  At&& at) {
-    constexpr std::uint32_t kBatch = 16;  // their loads are on their way together
-    for (std::uint32_t begin = 0; begin < count; begin += kBatch) {
-      std::uint32_t counts[kBatch];
-      for (std::uint32_t i = 0; i < kBatch; ++i) counts[i] = begin + i < count ? *at(begin + i) : 0;
-      for (std::uint32_t i = 0; i < kBatch; ++i) {
-        if (begin + i < count) *at(begin + i) = first;
-        first += counts[i];
-      }
-    }
-    return first;
-  }
-
   /// Offsets from counts; each part's counts become the first output rows of its share. Ends with a
   /// barrier.
   template <class Lanes>
   MK_HOST_DEVICE void arrange_rows(const Lanes& lanes) const {
-    for (std::uint32_t expert = lanes.index; expert < experts_.count; expert += lanes.count) {
-      arrays_.offsets[expert] =
-          sum_of(shape_.parts(), [&](std::uint32_t part) { return counts_of(part)[expert]; });
-    }
+    const TileRange parts{0, shape_.parts()};
+    for (std::uint32_t expert = lanes.index; expert < experts_.count; expert += lanes.count)
+      arrays_.offsets[expert] = sum_of({arrays_.counts + expert, width_}, parts);
     lanes.sync();
-    if (lanes.index == 0) {
-      arrays_.offsets[experts_.count] = make_starts(
-          experts_.count, 0, [&](std::uint32_t expert) { return arrays_.offsets + expert; });
-    }
+    const std::uint32_t rows = make_starts_by(lanes, arrays_.offsets, experts_.count);
+    if (lanes.index == 0) arrays_.offsets[experts_.count] = rows;
     lanes.sync();
-    for (std::uint32_t expert = lanes.index; expert < experts_.count; expert += lanes.count) {
-      make_starts(shape_.parts(), arrays_.offsets[expert],
-                  [&](std::uint32_t part) { return counts_of(part) + expert; });
-    }
+    for (std::uint32_t expert = lanes.index; expert < experts_.count; expert += lanes.count)
+      make_starts({arrays_.counts + expert, width_}, parts, arrays_.offsets[expert]);
     lanes.sync();
   }
 
@@ -403,9 +366,10 @@ class RoutingPlan {
   template <class Lanes>
   MK_HOST_DEVICE void arrange_tiles(const Lanes& lanes) const {
     const std::uint32_t keys = shape_.keys();
-    const std::uint32_t sums = shape_.experts_here_max();
+    const std::uint32_t places = keys * experts_.count;
+    for (std::uint32_t i = lanes.index; i < places; i += lanes.count) arrays_.places[i] = 0;
+    lanes.sync();
     for (std::uint32_t expert = lanes.index; expert < experts_.count; expert += lanes.count) {
-      for (std::uint32_t key = 0; key < keys; ++key) places_of(key)[expert] = 0;
       std::uint32_t packed = 0;
       std::uint32_t its_key = 0;
       std::uint32_t of_key = 0;
@@ -422,21 +386,9 @@ class RoutingPlan {
       places_of(keys)[expert] = packed;
     }
     lanes.sync();
-    for (std::uint32_t key = lanes.index; key < keys; key += lanes.count) {
-      places_of(key)[sums] =
-          sum_of(experts_.count, [&](std::uint32_t expert) { return places_of(key)[expert]; });
-    }
-    lanes.sync();
-    if (lanes.index == 0) {
-      arrays_.summary->tiles =
-          make_starts(keys, 0, [&](std::uint32_t key) { return places_of(key) + sums; });
-      places_of(keys)[sums] = 0;
-    }
-    lanes.sync();
-    for (std::uint32_t key = lanes.index; key <= keys; key += lanes.count) {
-      make_starts(experts_.count, places_of(key)[sums],
-                  [&](std::uint32_t expert) { return places_of(key) + expert; });
-    }
+    const std::uint32_t tiles = make_starts_by(lanes, arrays_.places, places);
+    if (lanes.index == 0) arrays_.summary->tiles = tiles;
+    make_starts_by(lanes, arrays_.places + places, experts_.count);
     lanes.sync();
     for (std::uint32_t expert = lanes.index; expert < experts_.count; expert += lanes.count) {
       std::uint32_t its_key = 0;
@@ -455,6 +407,7 @@ class RoutingPlan {
   Arrays arrays_;
   GatherSchedule order_;  ///< for the order alone
   ShardRange experts_;
+  std::uint32_t width_;  ///< words of a part in Arrays::counts
 };
 
 }  // namespace mk::kernels

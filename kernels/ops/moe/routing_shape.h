@@ -54,8 +54,7 @@ struct RoutingShape {
   /// Of those whose rows have the key (see `keys`); that of keys() is beyond the last.
   MK_HOST_DEVICE constexpr std::uint32_t first_part_of(std::uint32_t key) const {
     const std::uint32_t places = parts_of_source();
-    const auto place =
-        static_cast<std::uint32_t>((std::uint64_t{key % steps} * places + steps - 1) / steps);
+    const std::uint32_t place = (key % steps * places + steps - 1) / steps;
     return (key / steps * places + place) * world.locals;
   }
   /// Experts of any rank, at most.

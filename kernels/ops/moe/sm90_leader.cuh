@@ -27,7 +27,7 @@ struct MoeWork {
 /// The workers of a group as lanes of the routing plan.
 struct MoeLanes {
   std::uint32_t index;
-  std::uint32_t* scratch = nullptr;  ///< for who fills plans
+  std::uint32_t* scratch;  ///< of all workers of the group
   static constexpr std::uint32_t count = kWorkers;
   static constexpr std::uint32_t scratch_words = sizeof(BulkCopierShared::buffers) / 4;
 
@@ -84,6 +84,7 @@ __device__ __forceinline__ void work(MoeGroupShared& shared, std::uint32_t threa
         break;
       case MoeWork::Kind::kArrange:
         work.plan->arrange(work.number, lanes);
+        ptx::fence_shared_to_async();
         break;
       case MoeWork::Kind::kFill:
         work.plan->fill(work.number, work.table, lanes);

@@ -75,21 +75,38 @@ TEST(CombineSchedule, EveryRowIsInOneTileAndTheMostUrgentTilesComeFirst) {
               handle.rows.size());
     std::vector<CombineTile> tiles;
     std::vector<int> covered(handle.rows.size(), 0);
-    const std::uint32_t count = index.for_each_tile([&](std::uint32_t number, CombineTile tile) {
-      ASSERT_EQ(number, tiles.size());
-      ASSERT_GE(tile.rows, 1u);
-      ASSERT_LE(tile.rows, plan.tile_m);
-      ASSERT_GE(tile.row, handle.offsets[tile.expert]);
-      ASSERT_LE(tile.row + tile.rows, handle.offsets[tile.expert + 1]);
-      tile.urgency = ~0u;
-      for (std::uint32_t row = tile.row; row < tile.row + tile.rows; ++row) {
-        ++covered[row];
-        tile.urgency = std::min(tile.urgency, index.urgency_of(handle.rows[row]));
-      }
-      tiles.push_back(tile);
-    });
+    const std::uint32_t count =
+        index.for_tiles_of(0, 1, [&](std::uint32_t number, CombineTile tile) {
+          ASSERT_EQ(number, tiles.size());
+          ASSERT_GE(tile.rows, 1u);
+          ASSERT_LE(tile.rows, plan.tile_m);
+          ASSERT_GE(tile.row, handle.offsets[tile.expert]);
+          ASSERT_LE(tile.row + tile.rows, handle.offsets[tile.expert + 1]);
+          tile.urgency = ~0u;
+          for (std::uint32_t row = tile.row; row < tile.row + tile.rows; ++row) {
+            ++covered[row];
+            tile.urgency = std::min(tile.urgency, index.urgency_of(handle.rows[row]));
+          }
+          tiles.push_back(tile);
+        });
     ASSERT_EQ(count, tiles.size());
     ASSERT_LE(count, plan.tiles_max);
+    // However many blocks share them, each tile is one block's.
+    const auto blocks = 2 + static_cast<std::uint32_t>(random() % 9);
+    std::vector<int> visits(count, 0);
+    for (std::uint32_t block = 0; block < blocks; ++block) {
+      const std::uint32_t all =
+          index.for_tiles_of(block, blocks, [&](std::uint32_t number, const CombineTile& tile) {
+            ASSERT_LT(number, count);
+            ASSERT_EQ(number % blocks, block);
+            ASSERT_EQ(tile.row, tiles[number].row);
+            ASSERT_EQ(tile.rows, tiles[number].rows);
+            ASSERT_EQ(tile.expert, tiles[number].expert);
+            ++visits[number];
+          });
+      ASSERT_EQ(all, count);
+    }
+    for (int times : visits) ASSERT_EQ(times, 1);
     for (int times : covered) ASSERT_EQ(times, 1);
     std::vector<std::uint32_t> order(count);
     std::vector<std::uint32_t> counts(order_count_words(plan.nodes * plan.steps));
@@ -106,6 +123,48 @@ TEST(CombineSchedule, EveryRowIsInOneTileAndTheMostUrgentTilesComeFirst) {
     for (std::uint32_t after = 1; after <= plan.nodes; ++after)
       ASSERT_EQ(urgency((world.node + after) % plan.nodes), after - 1);
   });
+}
+
+// A handle that does not make sense has no tiles, whichever expert is not in order.
+TEST(CombineSchedule, ADisorderedHandleHasNoTiles) {
+  for_every_plan([&](const CombinePlan& plan) {
+    const World world{plan.nodes, plan.locals, 0, 0};
+    const std::uint32_t experts = experts_of(plan.shape.experts, world).count;
+    constexpr std::uint32_t kRoom = 64;
+    const std::vector<MoeRow> rows(kRoom);
+    for (std::uint32_t bad = 0; bad <= experts; ++bad) {
+      std::vector<std::uint32_t> offsets(experts + 1);
+      for (std::uint32_t e = 0; e <= experts; ++e) offsets[e] = e < kRoom ? e : kRoom - 1;
+      const RowIndex sound(plan, world, rows.data(), offsets.data(), kRoom);
+      const auto tiles = [](const RowIndex& index) {
+        return index.for_tiles_of(0, 1, [](std::uint32_t, const CombineTile&) {});
+      };
+      if (plan.rows_max >= kRoom && experts > 0) {
+        EXPECT_EQ(tiles(sound), std::min(experts, kRoom - 1));
+      }
+      offsets[bad] = bad == 0 ? 1 : kRoom + 1;
+      if (bad == 0 && experts == 0) continue;
+      EXPECT_EQ(tiles(RowIndex(plan, world, rows.data(), offsets.data(), kRoom)), 0u) << bad;
+    }
+  });
+}
+
+TEST(CombineSchedule, PartsAreAllTokensAndFitTheirRoom) {
+  for (std::uint32_t most = 1; most <= 20000; most = most * 3 / 2 + 1) {
+    for (std::uint32_t tokens = 0; tokens <= most; tokens += 1 + tokens / 7) {
+      const std::uint32_t parts = CombineSchedule::parts_of(tokens);
+      ASSERT_LE(parts, CombineSchedule::parts_max(most)) << tokens;
+      std::uint32_t next = 0;
+      for (std::uint32_t part = 0; part < parts; ++part) {
+        const TileRange range = CombineSchedule::tokens_of(part, tokens);
+        ASSERT_EQ(range.begin, next);
+        ASSERT_GT(range.end, range.begin);
+        ASSERT_LE(range.end - range.begin, CombineSchedule::kPartTokensMax);
+        next = range.end;
+      }
+      ASSERT_EQ(next, tokens);
+    }
+  }
 }
 
 TEST(CombineSchedule, BandsAreEveryTileOnce) {
@@ -211,7 +270,7 @@ TEST(CombineSchedule, PlacesInTheWorkspaceAreDisjointAndInside) {
     for (std::uint32_t node = 0; node < plan.nodes; ++node) {
       claims.claim(schedule.peer(node), sizeof(CombinePeer), "peer");
       claims.claim(schedule.counts(node, 0),
-                   CombineSchedule::parts_of(shape.tokens_max) * sizeof(CombineCounts), "counts");
+                   CombineSchedule::parts_max(shape.tokens_max) * sizeof(CombineCounts), "counts");
       claims.claim(schedule.list(node), tokens * 4, "list");
       claims.claim(schedule.place(node), tokens * 4, "places");
       if (plan.nodes > 1)

@@ -113,6 +113,7 @@ struct ThreadLanes {
   std::uint32_t index;
   std::uint32_t count;
   std::barrier<>* all;
+  std::uint32_t* scratch;
 
   void sync() const { all->arrive_and_wait(); }
   static void least(std::uint32_t* word, std::uint32_t value) {
@@ -141,13 +142,14 @@ class GroupExecutor : public Executor {
   void do_piece(const Block& block, gemm_combine::CombinePiece piece) {
     constexpr std::uint32_t kLanes = 3;
     std::barrier<> all(kLanes);
+    std::uint32_t scratch[kLanes];
     std::vector<std::thread> others;
     for (std::uint32_t lane = 1; lane < kLanes; ++lane) {
       others.emplace_back([&, lane] {
-        gemm_combine::do_piece(block, piece, ThreadLanes{lane, kLanes, &all});
+        gemm_combine::do_piece(block, piece, ThreadLanes{lane, kLanes, &all, scratch});
       });
     }
-    gemm_combine::do_piece(block, piece, ThreadLanes{0, kLanes, &all});
+    gemm_combine::do_piece(block, piece, ThreadLanes{0, kLanes, &all, scratch});
     for (std::thread& other : others) other.join();
     maybe_yield();
   }
