@@ -113,7 +113,7 @@ MK_HOST_DEVICE inline std::uint32_t nodes_of(const CombineBlock<Executor>& block
   return nodes;
 }
 
-/// Of `count` things, those of one lane of all plan blocks' lanes.
+/// The run of `count` things that is one lane's, among all plan blocks' lanes.
 template <class Executor, class Lanes>
 MK_HOST_DEVICE inline TileRange run_of_all(const CombineBlock<Executor>& block, const Lanes& lanes,
                                            std::uint32_t count) {

@@ -102,7 +102,7 @@ class CombineSchedule {
   MK_HOST_DEVICE static constexpr std::uint32_t parts_of(std::uint32_t tokens) {
     return div_up(tokens, part_tokens(tokens));
   }
-  /// Of any number of tokens up to that.
+  /// The most parts that any number of tokens up to that has.
   MK_HOST_DEVICE static constexpr std::uint32_t parts_max(std::uint32_t tokens_max) {
     const std::uint32_t parts = div_up(tokens_max, kPartTokensMax);
     const std::uint32_t of_few = tokens_max < kPartsOfFew ? tokens_max : kPartsOfFew;

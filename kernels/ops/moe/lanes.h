@@ -42,7 +42,7 @@ struct LaneSums {
   std::uint32_t before = 0;  ///< over the lanes before this one
   std::uint32_t all = 0;
 };
-/// Of what each lane has. By all lanes together, which use their scratch.
+/// Adds up what the lanes have. By all lanes together, which use their scratch.
 template <class Lanes>
 MK_HOST_DEVICE inline LaneSums sums_over(const Lanes& lanes, std::uint32_t own) {
   if constexpr (is_alone<Lanes>()) {
@@ -83,8 +83,8 @@ struct WordRow {
   }
 };
 
-// What follows is small for a reason: a GPU takes 0.1 us for eight instructions that it runs for
-// the first time in a launch.
+// The next functions are short for a reason: a GPU takes 0.1 µs for eight instructions that it runs
+// for the first time in a launch.
 
 /// The sum of the row's words of the run.
 MK_HOST_DEVICE inline std::uint32_t sum_of(const WordRow& row, const TileRange& run) {
