@@ -87,8 +87,10 @@ void add_expert_terms(const Problem& problem, const Machine& machine, const Cand
   if (work->network_bytes > 0) account.passed_us_per_byte = terms.passed / work->network_bytes;
   if (work->flops > 0) account.sums_us_per_flop = terms.sums / work->flops;
   account.last_sums = terms.last_sums;
-  if (!local_told && terms.local > 0)
-    account.rates.local_bytes_per_s = work->local_bytes / terms.local * 1e6;
+  // A rank alone on its node stores its rows where they are summed: nothing crosses NVLink.
+  if (!local_told)
+    account.rates.local_bytes_per_s = terms.local > 0 ? work->local_bytes / terms.local * 1e6
+                                                      : std::numeric_limits<double>::infinity();
 }
 
 }  // namespace

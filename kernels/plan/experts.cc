@@ -11,13 +11,14 @@
 namespace mk::kernels::plan {
 namespace {
 
-/// One warpgroup's time for a row of the routing plan, of all ranks' rows: 131072 rows of 64
-/// experts take 36 of them 1.1 ms (kernels/ops/moe/SM90.md).
-constexpr double kRouteRowUs = 1.1e3 * 36 / 131072;
-/// Before the first tile of GEMM+Combine: what an index of no rows takes, and one warpgroup's time
-/// for each row, on one and on two H200s (moe_h200_1x1_combine.json, moe_h200_1x2.json).
-constexpr double kIndexUs = 150;
-constexpr double kIndexRowUs = 0.11;
+/// Before the first tile of Dispatch+GEMM: what a routing plan of no rows takes, and one
+/// warpgroup's time for each row of all ranks. Of GEMM+Combine: the same of its index, of this
+/// rank's rows. From the waits of compute blocks at 1024 and 65536 rows on one H200
+/// (moe_h200_1x1.json).
+constexpr double kRouteUs = 60;
+constexpr double kRouteRowUs = 0.075;
+constexpr double kIndexUs = 30;
+constexpr double kIndexRowUs = 0.035;
 /// GB/s, read and written, of a warpgroup that sums beside the product: 12 KiB are on their way for
 /// 1.2 µs.
 constexpr double kSumRowsGbS = 10;
@@ -30,7 +31,7 @@ ExpertTerms moe_terms(const Problem& problem, const Machine& machine, const Cand
   const std::uint32_t streams = std::max(1u, candidate.stream_warpgroups);
   const std::uint32_t plan = moe_dispatch_plan_groups(streams, problem.ranks());
   ExpertTerms terms;
-  terms.before = kRouteRowUs * problem.shape.m * problem.experts.top_k / plan;
+  terms.before = kRouteUs + kRouteRowUs * problem.shape.m * problem.experts.top_k / plan;
   // The others share this rank's tokens meanwhile; then all pack.
   const std::uint32_t sharers = streams > plan ? streams - plan : streams;
   const double link = expert_link_bytes(problem);

@@ -51,9 +51,10 @@ plan::Problem drawn(plan::Op op, std::uint32_t nodes, std::uint64_t seed) {
 
 class Prediction : public ::testing::TestWithParam<plan::Op> {
  protected:
-  /// The error of each world of `nodes`, as a share of the simulated time.
+  /// The error of each world of `nodes`, as a share of the simulated time. One of `slack_us` is
+  /// let pass: it is much of a short launch.
   void predict(std::initializer_list<std::uint32_t> nodes, std::uint64_t seeds, double within,
-               kernels::Exchange exchange = kernels::Exchange::kAuto) {
+               kernels::Exchange exchange = kernels::Exchange::kAuto, double slack_us = 0) {
     const plan::Machine machine = sharp_h200();
     for (const std::uint32_t count : nodes) {
       for (std::uint64_t seed = 1; seed <= seeds; ++seed) {
@@ -71,7 +72,7 @@ class Prediction : public ::testing::TestWithParam<plan::Op> {
         const double error =
             (planned->time.total + again * machine.network_command_us) / simulated->us - 1;
         errors_.push_back(std::abs(error));
-        EXPECT_NEAR(error, 0, within) << fmt::format(
+        EXPECT_NEAR(error, 0, std::max(within, slack_us / simulated->us)) << fmt::format(
             "{} x {}, {} x {} x {}, seed {}: {:.0f} us, simulated {:.0f}; compute "
             "{:.0f}, local {:.0f}, network {:.0f}, wait {:.0f}, sums {:.0f}; {}",
             count, problem.locals, problem.shape.m, problem.shape.n, problem.shape.k, seed,
@@ -119,7 +120,9 @@ INSTANTIATE_TEST_SUITE_P(Operators, OfRing, ::testing::Values(plan::Op::kRing),
 // The simulated tokens draw their experts; the model knows what that comes to on average.
 class OfExperts : public Prediction {};
 TEST_P(OfExperts, IsCloseToTheSimulationOfDrawnExperts) {
-  predict({1, 2, 3, 4, 8, 16, 32, 64, 128, 256, 512, 1024}, 3, 1.5 * kWithin);
+  constexpr double kSlackUs = 20;
+  predict({1, 2, 3, 4, 8, 16, 32, 64, 128, 256, 512, 1024}, 3, 1.5 * kWithin,
+          kernels::Exchange::kAuto, kSlackUs);
   const auto close =
       std::count_if(errors_.begin(), errors_.end(), [](double error) { return error <= kWithin; });
   EXPECT_GE(static_cast<double>(close), 0.85 * static_cast<double>(errors_.size()));
