@@ -47,6 +47,7 @@
 #include "kernels/comm/compute_role.h"
 #include "kernels/comm/exchange.h"
 #include "kernels/ops/gemm_ar/block.h"
+#include "kernels/ops/gemm_ar/node_sums.h"
 #include "kernels/ops/gemm_ar/protocol.h"
 #include "kernels/ops/gemm_ar/two_shot.h"
 
@@ -180,25 +181,6 @@ MK_HOST_DEVICE inline bool send(GemmArBlock<Executor>& block) {
          (block.index != 0 || end_exchange(block, channel, schedule.flags(), sent, received));
 }
 
-/// The owner's sums over the nodes of one chunk, or of that part of it, and their broadcast on its
-/// node. One-shot.
-template <class Executor>
-MK_HOST_DEVICE inline bool receive_chunk(GemmArBlock<Executor>& block, std::uint32_t chunk,
-                                         Part part = {}) {
-  const World& world = block.world;
-  const TilesPart mine = block.schedule.chunk_part(world.local, chunk, part);
-  if (!await_node_sums(block, chunk, mine.tiles)) return false;
-  const std::uint64_t begin_ns = block.span_begin();
-  for (std::uint32_t owned = mine.tiles.begin; owned < mine.tiles.end; ++owned) {
-    SumJob job = node_sums(block, owned);
-    block.aim_at_every_c(job, owned);
-    if (job.take(mine.rows)) block.executor.sum(job);
-  }
-  if (block.last_part(chunk, part)) block.publish_out_ready(chunk);
-  block.span_end(begin_ns, SpanKind::kSum, chunk, world.nodes, world.rank());
-  return true;
-}
-
 /// A block awaits this before its first receive_step of a launch.
 template <class Executor>
 MK_HOST_DEVICE inline bool begin_receive(GemmArBlock<Executor>& block) {
@@ -210,7 +192,7 @@ template <class Executor>
 MK_HOST_DEVICE inline bool receive_step(GemmArBlock<Executor>& block, std::uint32_t position,
                                         Part part = {}) {
   return block.schedule.two_shot() ? receive_two_shot(block, position, part)
-                                   : receive_chunk(block, position, part);
+                                   : receive_chunk(block, position, position, part);
 }
 
 /// The owner's sums over the nodes, steps `index`, `index` + receive blocks, ..., or, of `parts`

@@ -29,29 +29,9 @@
 
 #include "kernels/comm/channel.h"
 #include "kernels/ops/gemm_ar/block.h"
+#include "kernels/ops/gemm_ar/node_sums.h"
 
 namespace mk::kernels::gemm_ar {
-
-/// All nodes' sums of the chunk, whose `tiles` this block adds up, are here.
-template <class Executor>
-MK_HOST_DEVICE inline bool await_node_sums(GemmArBlock<Executor>& block, std::uint32_t chunk,
-                                           const TileRange& tiles) {
-  const World& world = block.world;
-  if (!block.await_chunk_reduced(chunk, tiles)) return false;
-  for (std::uint32_t node = 0; node < world.nodes; ++node) {
-    if (node == world.node) continue;
-    if (!block.await_sum_of(node, chunk)) return false;
-    block.span_mark(SpanKind::kArrival, chunk, node, world.rail_peer(node));
-  }
-  return true;
-}
-/// The sum over the nodes of a tile that this node adds up, in node order, with no target yet.
-template <class Executor>
-MK_HOST_DEVICE inline SumJob node_sums(GemmArBlock<Executor>& block, std::uint32_t owned) {
-  SumJob job = block.job_for(owned);
-  block.add_node_sums(job, block.offset_in_bank(owned), block.staging_slot(owned));
-  return job;
-}
 
 /// The chunks of this node's sums that one send worker sends, each to the node that adds it up.
 template <class Executor>
@@ -190,24 +170,6 @@ MK_HOST_DEVICE inline bool send_two_shot(GemmArBlock<Executor>& block, Channel<E
   return true;
 }
 
-/// The owner's sums over the nodes of a chunk of this node's piece, or of that part of it.
-template <class Executor>
-MK_HOST_DEVICE inline bool finish_chunk(GemmArBlock<Executor>& block, std::uint32_t position,
-                                        std::uint32_t chunk, Part part) {
-  const World& world = block.world;
-  const TilesPart mine = block.schedule.chunk_part(world.local, chunk, part);
-  if (!await_node_sums(block, chunk, mine.tiles)) return false;
-  const std::uint64_t begin_ns = block.span_begin();
-  for (std::uint32_t owned = mine.tiles.begin; owned < mine.tiles.end; ++owned) {
-    SumJob job = node_sums(block, owned);
-    block.aim_at_finished(job, owned);
-    if (job.take(mine.rows)) block.executor.sum(job);
-  }
-  if (block.last_part(position, part)) block.publish_chunk_finished(chunk);
-  block.span_end(begin_ns, SpanKind::kSum, chunk, world.nodes, world.rank());
-  return true;
-}
-
 /// Hands a finished chunk, or that part of it, to the local ranks.
 template <class Executor>
 MK_HOST_DEVICE inline bool hand_out_chunk(GemmArBlock<Executor>& block, std::uint32_t position,
@@ -234,7 +196,7 @@ MK_HOST_DEVICE inline bool receive_two_shot(GemmArBlock<Executor>& block, std::u
   const TileRange tiles = block.schedule.chunk_tiles(world.local, step.chunk);
   // Headers come in the first round, whether there are tiles or not.
   if (tiles.begin == tiles.end && !(step.sums && step.chunk < world.nodes)) return true;
-  return step.sums ? finish_chunk(block, position, step.chunk, part)
+  return step.sums ? receive_chunk(block, position, step.chunk, part)
                    : hand_out_chunk(block, position, step.chunk, part);
 }
 
