@@ -18,6 +18,7 @@
 #include "kernels/plan/account.h"
 #include "tests/kernels/ag_gemm/job.h"
 #include "tests/kernels/support/network.h"
+#include "tests/kernels/support/same_bits.h"
 
 namespace mk::kernels::testing {
 namespace {
@@ -133,44 +134,21 @@ TEST(AgGemmCpu, RepeatedRunsGiveTheSameBits) {
   options.max.k = 700;
   options.cpu.blocks.compute = 2;
   AgGemmJob job(options);
-  NetworkThread network(job.cluster(), 5);
-  std::vector<AgGemmLaunchPlan> launches;
-  for (std::uint32_t i = 0; i < 8; ++i)
-    launches.push_back({37, i % 2 == 0 ? Mode::kFused : Mode::kUnfused, false, false, 0});
-  const auto results = job.run(launches, std::chrono::microseconds(1000));
-  for (std::size_t i = 0; i < launches.size(); ++i) {
-    ASSERT_EQ(job.check(launches[i], results[i]), "");
-    for (std::uint32_t rank = 0; rank < job.size(); ++rank)
-      EXPECT_EQ(results[i][rank].c, results[0][rank].c) << "launch " << i + 1;
-  }
+  AgGemmLaunchPlan launch;
+  launch.m = 37;
+  expect_same_bits_each_time(job, launch, 8, &AgGemmResult::c);
 }
 
-// It may begin with any partition, and go anywhere.
 TEST(AgGemmCpu, AnAdaptivePartitionChangesNoBit) {
   for (const auto& [nodes, locals] : {std::pair{1u, 2u}, {1u, 4u}, {2u, 1u}, {2u, 2u}}) {
     AgGemmJobOptions options = two_by_two();
     options.nodes = nodes;
     options.locals = locals;
     options.max = {160, 96, 200};
-    const auto launches = random_launches(5, options.max.m, nodes * 10 + locals);
-    std::vector<std::vector<AgGemmResult>> planned;
-    for (const auto& [compute, share] :
-         {std::pair{1u, 1u}, {1u, 1u}, {4u, 1u}, {1u, 4u}, {2u, 2u}}) {
-      options.cpu.blocks.compute = compute;
-      options.cpu.blocks.share = share;
-      options.cpu.adaptive = !planned.empty();
-      AgGemmJob job(options);
-      NetworkThread network(job.cluster(), 5);
-      const auto results = job.run(launches, std::chrono::microseconds(500));
-      EXPECT_EQ(network.stop().complaint(), "");
-      if (planned.empty()) planned = results;
-      for (std::size_t i = 0; i < launches.size(); ++i) {
-        for (std::uint32_t rank = 0; rank < job.size(); ++rank) {
-          ASSERT_TRUE(results[i][rank].stats) << results[i][rank].stats.error().message;
-          ASSERT_EQ(results[i][rank].c, planned[i][rank].c) << compute << ":" << share;
-        }
-      }
-    }
+    expect_same_bits_in_any_partition<AgGemmJob>(
+        options, &RoleBlocks::share, random_launches(5, options.max.m, nodes * 10 + locals),
+        [](const auto&...) {});
+    if (HasFatalFailure()) return;
   }
 }
 

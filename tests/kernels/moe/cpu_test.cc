@@ -14,6 +14,7 @@
 #include "kernels/ops/moe/schedule.h"
 #include "tests/kernels/moe/job.h"
 #include "tests/kernels/support/network.h"
+#include "tests/kernels/support/same_bits.h"
 
 namespace mk::kernels::testing {
 namespace {
@@ -127,16 +128,7 @@ TEST(MoeDispatchCpu, RepeatedRunsGiveTheSameBits) {
   options.tiling.chunk_bytes = 8192;
   options.cpu.blocks.compute = 2;
   MoeJob job(options);
-  NetworkThread network(job.cluster(), 5);
-  std::vector<MoeLaunch> launches;
-  for (std::uint32_t i = 0; i < 6; ++i)
-    launches.push_back({Skew::kUniform, true, i % 2 == 0 ? Mode::kFused : Mode::kUnfused, 0});
-  const auto results = job.run(launches, std::chrono::microseconds(1000));
-  for (std::size_t i = 0; i < launches.size(); ++i) {
-    ASSERT_EQ(job.check(launches[i], results[i]), "");
-    for (std::uint32_t rank = 0; rank < job.size(); ++rank)
-      EXPECT_EQ(results[i][rank].y, results[0][rank].y) << "launch " << i + 1;
-  }
+  expect_same_bits_each_time(job, MoeLaunch{}, 6, &MoeRankResult::y);
 }
 
 // Tokens that go nowhere, the weights of their slots, and what an earlier launch left in the rows

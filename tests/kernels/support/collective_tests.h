@@ -14,6 +14,7 @@
 
 #include "tests/kernels/support/collective_job.h"
 #include "tests/kernels/support/network.h"
+#include "tests/kernels/support/same_bits.h"
 
 namespace mk::kernels::testing {
 
@@ -102,16 +103,9 @@ TYPED_TEST_P(Collective, RepeatedRunsGiveTheSameBits) {
     options.dtype = dtype;
     options.cpu.blocks.compute = 2;
     CollectiveJob<TypeParam> job(options);
-    NetworkThread network(job.cluster(), 5);
-    std::vector<CollectiveLaunch> launches;
-    for (std::uint32_t i = 0; i < 8; ++i)
-      launches.push_back({37, i % 2 == 0 ? Mode::kFused : Mode::kUnfused, 0, false});
-    const auto results = job.run(launches, std::chrono::microseconds(1000));
-    for (std::size_t i = 0; i < launches.size(); ++i) {
-      ASSERT_EQ(job.check(launches[i], results[i]), "");
-      for (std::uint32_t rank = 0; rank < job.size(); ++rank)
-        EXPECT_EQ(results[i][rank].output, results[0][rank].output) << "launch " << i + 1;
-    }
+    CollectiveLaunch launch;
+    launch.m = 37;
+    expect_same_bits_each_time(job, launch, 8, &CollectiveJob<TypeParam>::Outcome::output);
   }
 }
 

@@ -19,6 +19,7 @@
 #include "tests/kernels/support/network.h"
 #include "tests/kernels/support/reference.h"
 #include "tests/kernels/support/run_ranks.h"
+#include "tests/kernels/support/same_bits.h"
 
 namespace mk::kernels::testing {
 
@@ -239,23 +240,11 @@ TYPED_TEST_P(GemmSum, RepeatedRunsGiveTheSameBits) {
   options.max.k = 700;
   options.cpu.blocks.compute = 2;
   GemmSumJob<TypeParam> job(options);
-  NetworkThread network(job.cluster(), 5);
-  std::vector<LaunchPlan> launches;
-  for (std::uint32_t i = 0; i < 8; ++i) {
-    LaunchPlan launch;
-    launch.m = 37;
-    launch.mode = i % 2 == 0 ? Mode::kFused : Mode::kUnfused;
-    launches.push_back(launch);
-  }
-  const auto results = job.run(launches, std::chrono::microseconds(1000));
-  for (std::size_t i = 0; i < launches.size(); ++i) {
-    ASSERT_EQ(job.check(launches[i], results[i]), "");
-    for (std::uint32_t rank = 0; rank < job.size(); ++rank)
-      EXPECT_EQ(results[i][rank].c, results[0][rank].c) << "launch " << i + 1;
-  }
+  LaunchPlan launch;
+  launch.m = 37;
+  expect_same_bits_each_time(job, launch, 8, &RankResult::c);
 }
 
-// It may begin with any partition, and go anywhere.
 TYPED_TEST_P(GemmSum, AnAdaptivePartitionChangesNoBit) {
   for (const std::uint32_t locals : {1u, 2u, 3u}) {
     JobOptions options = two_by_two<TypeParam>();
@@ -264,31 +253,20 @@ TYPED_TEST_P(GemmSum, AnAdaptivePartitionChangesNoBit) {
     options.tiling = {8, 16, 600, 0};
     std::vector<LaunchPlan> launches = random_launches(5, options.max.m, locals);
     for (LaunchPlan& launch : launches) launch.mode = Mode::kFused;
-    std::vector<std::vector<RankResult>> planned;
-    for (const auto& [compute, reduce] :
-         {std::pair{1u, 1u}, {1u, 1u}, {4u, 1u}, {1u, 4u}, {2u, 2u}}) {
-      options.cpu.blocks.compute = compute;
-      options.cpu.blocks.reduce = reduce;
-      options.cpu.adaptive = !planned.empty();
-      GemmSumJob<TypeParam> job(options);
-      NetworkThread network(job.cluster(), 5);
-      const auto results = job.run(launches, std::chrono::microseconds(500));
-      EXPECT_EQ(network.stop().complaint(), "");
-      if (planned.empty()) planned = results;
-      for (std::size_t i = 0; i < launches.size(); ++i) {
-        for (std::uint32_t rank = 0; rank < job.size(); ++rank) {
-          ASSERT_TRUE(results[i][rank].stats) << results[i][rank].stats.error().message;
-          ASSERT_EQ(results[i][rank].c, planned[i][rank].c) << compute << ":" << reduce;
-          const PartitionStats& partition = results[i][rank].stats->partition;
+    expect_same_bits_in_any_partition<GemmSumJob<TypeParam>>(
+        options, &RoleBlocks::reduce, launches,
+        [](const JobOptions& run, const LaunchPlan& launch, std::uint32_t rank,
+           const LaunchStats& stats) {
           const bool adapts =
-              options.cpu.adaptive && locals > 1 && launches[i].mode_of(rank) == Mode::kFused;
-          EXPECT_LE(partition.first, adapts ? compute + reduce : 0);
+              run.cpu.adaptive && run.locals > 1 && launch.mode_of(rank) == Mode::kFused;
+          const RoleBlocks& blocks = run.cpu.blocks;
+          const std::uint32_t threads = blocks.compute.count() + blocks.reduce.count();
+          EXPECT_LE(stats.partition.first, adapts ? threads : 0);
           if (!adapts) {
-            EXPECT_EQ(partition.moves + partition.turns, 0u);
+            EXPECT_EQ(stats.partition.moves + stats.partition.turns, 0u);
           }
-        }
-      }
-    }
+        });
+    if (this->HasFatalFailure()) return;
   }
 }
 
