@@ -227,12 +227,6 @@ Status check_partition(std::string_view op, const Tuning& tuning, bool moves) {
     return fail(ErrorCode::kInvalidArgument, "{}: partition {} is neither planned nor adaptive", op,
                 static_cast<unsigned>(tuning.partition));
   }
-  if (tuning.executor == Executor::kCuda) {
-    return fail(ErrorCode::kUnsupported,
-                "{}: an adaptive partition is not yet on GPUs; leave Tuning::partition planned, or "
-                "name the SMs of each role (compute_sms, reduce_sms, share_sms, ...)",
-                op);
-  }
   if (moves) return {};
   return fail(ErrorCode::kUnsupported,
               "{}: an adaptive partition is for AllGather+GEMM, GEMM+ReduceScatter and "

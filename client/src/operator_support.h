@@ -88,7 +88,7 @@ Result<bool> wants_device(std::string_view op, Executor executor);
 /// Of an operator whose kernel on a GPU has its own tiles: kUnsupported if others are asked for.
 Status check_own_tiles(std::string_view op, const Tuning& tuning);
 
-/// Tuning::partition is one that the operator can have. `moves`: its CPU form can be adaptive.
+/// Tuning::partition is one that the operator can have. `moves`: it can be adaptive.
 Status check_partition(std::string_view op, const Tuning& tuning, bool moves);
 
 // What the classes of operators on GPUs do with it. `device` null: the operator runs on the CPU.

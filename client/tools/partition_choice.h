@@ -61,8 +61,9 @@ struct PartitionChoice {
 };
 
 inline constexpr const char* kPartitionHelp =
-    "planned: each thread keeps its role; adaptive: threads change between tasks (on CPUs); N:M: "
-    "so "
-    "many that compute, and that communicate within the node; adaptive:N:M starts so";
+    "planned: each thread or SM keeps its role; adaptive: threads change between tasks, SMs "
+    "between "
+    "launches; N:M: so many that compute, and that communicate within the node; adaptive:N:M "
+    "starts so";
 
 }  // namespace mk::tools

@@ -132,11 +132,12 @@ struct MachineRates {
 /// about twice the share whatever N is, two hops.
 enum class Exchange : std::uint8_t { kAuto = 0, kOneShot = 1, kTwoShot = 2 };
 
-/// A rank's threads compute, or they share or sum rows within the node. kPlanned: each keeps its
-/// role, by Tuning's numbers. kAdaptive: in fused launches it goes over from one task to the next.
-/// Measured costs and the work that is left say how many do which. The numbers say with how many a
-/// launch starts. On CPUs, for AllGather+GEMM, GEMM+ReduceScatter and GEMM+AllReduce; elsewhere
-/// kUnsupported. The bits of the result do not depend on it.
+/// A rank's threads or SMs compute, or they share or sum rows within the node. kPlanned: each keeps
+/// its role, by Tuning's numbers. kAdaptive, in fused launches: on CPUs a thread goes over from one
+/// task to the next. Measured costs and the work that is left say how many do which. On GPUs SMs go
+/// over from launch to launch, to where launches are quickest. A captured launch keeps the numbers
+/// that were best then. Tuning's numbers are the first ones. For AllGather+GEMM, GEMM+ReduceScatter
+/// and GEMM+AllReduce; elsewhere kUnsupported. The bits of the result do not depend on it.
 enum class Partition : std::uint8_t { kPlanned = 0, kAdaptive = 1 };
 
 /// Choices of a rank for any operator. 0 means the default, from the shape and the machine. Ranks
@@ -212,9 +213,9 @@ struct LaunchStats {
   /// inputs are finite, these have overflowed the element type.
   std::uint64_t nonfinite_partials = 0;
   // For an adaptive partition (Tuning::partition); else all 0.
-  std::uint32_t partition_first = 0;  ///< threads that were to communicate, at the begin
+  std::uint32_t partition_first = 0;  ///< threads (SMs) that were to communicate, at the begin
   std::uint32_t partition_last = 0;   ///< the same, when that was last decided
-  std::uint32_t partition_moves = 0;  ///< how often it changed
+  std::uint32_t partition_moves = 0;  ///< how often it changed; of SMs: since the first launch
   std::uint64_t partition_turns = 0;  ///< how often a thread went over to the other kind of task
 };
 

@@ -58,7 +58,7 @@ class LaunchStats:
     network_bytes: int
     network_commands: int
     nonfinite_partials: int = 0
-    #: An adaptive partition: threads that were to communicate at the begin and in the end, and how often that changed. `partition_turns`: how
+    #: An adaptive partition: threads (SMs) that were to communicate at the begin and in the end, and how often that changed. `partition_turns`: how
     #: often a thread went over to the other kind of task.
     partition_first: int = 0
     partition_last: int = 0

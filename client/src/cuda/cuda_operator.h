@@ -46,6 +46,7 @@ inline kernels::CudaOptions cuda_options(const DeviceShare& share, const Tuning&
       tuning.wait_timeout,
       std::chrono::duration_cast<std::chrono::milliseconds>(kernels::cuda::kWaitTimeoutMax));
   options.batch_invariant = tuning.batch_invariant;
+  options.adaptive = tuning.partition == Partition::kAdaptive;
   options.rates = kernel_rates(tuning.rates);
   options.launches = share.launches;
   options.progress = share.progress;

@@ -45,6 +45,10 @@ struct CudaOptions {
   BLayout b_layout = BLayout::kNK;
   /// An element's bits do not depend on M; refused where that cannot hold (plan/legal.h).
   bool batch_invariant = false;
+  /// In fused launches the numbers of groups above are only the first ones: from launch to launch
+  /// blocks go over from computing to communicating, or back (adaptive_blocks.h). AllGather+GEMM,
+  /// GEMM+ReduceScatter and GEMM+AllReduce; others do not heed it.
+  bool adaptive = false;
   /// What the planner goes by; an operator takes its plan's.
   GemmResult result;
   /// What the planner goes by in the machine's place; 0: as the machine file says.

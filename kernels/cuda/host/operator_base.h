@@ -7,11 +7,13 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <utility>
 
 #include "kernels/comm/tile_grid.h"
 #include "kernels/cuda/core/tile_limits.h"
+#include "kernels/cuda/host/adaptive_blocks.h"
 #include "kernels/cuda/host/operator_arguments.h"
 #include "kernels/cuda/host/operator_frame.h"
 #include "kernels/cuda/host/operator_inputs.h"
@@ -38,6 +40,7 @@ class OperatorBase {
     stats.m = queued_.m;
     stats.mode = queued_.mode;
     stats.estimate = queued_.estimate;
+    if (adaptive_ != nullptr) stats.partition = adaptive_->stats();
     return stats;
   }
   const PlanType& plan() const { return plan_; }
@@ -67,6 +70,7 @@ class OperatorBase {
   Status plan_with(plan::Op op, const RankContext& context, CudaOptions options,
                    std::uint32_t chunk_bytes, std::uint32_t banks, std::uint32_t local_banks) {
     if constexpr (requires { plan_.partials; }) options.result = {plan_.epilogue, plan_.partials};
+    if (options.adaptive) options = without_groups(options);
     MK_RETURN_IF_ERROR(check_context(op_, plan_.nodes, plan_.locals, plan_.flag_count(),
                                      std::max(1u, options.send_groups.count()), context));
     MK_RETURN_IF_ERROR(check_shape(op_, plan_.tile_m, plan_.tile_n, plan_.max.n, k_));
@@ -89,10 +93,18 @@ class OperatorBase {
   /// Deals out the blocks as planned, and loads the kernel for the plan's tiles.
   Status start(const RankContext& context, const CudaOptions& options, const FlagMap& flags,
                const KernelChoice<Arguments>& kernels) {
-    MK_RETURN_IF_ERROR(frame_.start(context, options, planned_needs(planned_), flags,
-                                    arguments_.launch, arguments_.frame));
+    const bool adapts = options.adaptive && context.world.size() > 1;
+    MK_RETURN_IF_ERROR(frame_.start(context, adapts ? without_groups(options) : options,
+                                    planned_needs(planned_), flags, arguments_.launch,
+                                    arguments_.frame));
     const TileGrid columns(1, plan_.max.n, plan_.tile_m, plan_.tile_n,
                            plan_.epilogue.column_step());
+    if (adapts) {
+      const ThreadBlocks named = thread_blocks_of(blocks().compute) + arguments_.frame.comm_blocks;
+      adaptive_ = AdaptiveBlocks::create(
+          options.compute_blocks != 0 ? named : ThreadBlocks(planned_.problem.blocks),
+          {options.stream_groups, options.receive_groups}, blocks(), arguments_.frame);
+    }
     const auto choose = plan_.dtype == kernels::DType::kBf16 ? kernels.bf16 : kernels.f16;
     // Two pieces of sums make one of a gated C.
     const std::uint32_t least = plan_.epilogue.gated() ? 2 * kPieceColumns : 0;
@@ -125,11 +137,16 @@ class OperatorBase {
     }
     arguments_.epilogue = {false, plan_.epilogue.activation, elements};
   }
-  /// Settles the next launch's m, with its schedule, and its form.
-  void choose_form(std::uint32_t m, Mode mode) {
+  /// Settles the next launch's m, with its schedule, its form, and, of an adaptive partition, its
+  /// blocks.
+  void choose_form(cudaStream_t stream, std::uint32_t m, Mode mode) {
     estimate_ = planned_.expected(m);
     arguments_.launch.m = m;
     arguments_.launch.mode = mode == Mode::kAuto ? planned_.form(m, estimate_) : mode;
+    if (adaptive_ != nullptr) {
+      adaptive_->choose(stream, m, arguments_.launch.mode == Mode::kFused, arguments_.launch.blocks,
+                        arguments_.frame);
+    }
     arguments_.launch.make_schedule();
     LaunchTold& told = arguments_.frame.host.told;
     told.m = m;
@@ -145,6 +162,8 @@ class OperatorBase {
     arguments_.ldc = ldc;
     MK_RETURN_IF_ERROR(frame_.put_on(stream, *kernel_, arguments_));
     queued_ = {arguments_.launch.m, arguments_.launch.mode, estimate_};
+    if (adaptive_ != nullptr)
+      return frame_.check(adaptive_->measure(stream), "the launch cannot be measured");
     return {};
   }
 
@@ -160,6 +179,13 @@ class OperatorBase {
   plan::OperatorPlan planned_;
 
  private:
+  /// An adaptive partition is planned by these. The numbers of groups that it begins with say
+  /// nothing of how it will run.
+  static CudaOptions without_groups(CudaOptions options) {
+    options.stream_groups = options.receive_groups = 0;
+    return options;
+  }
+
   struct Form {
     std::uint32_t m = 0;
     Mode mode = Mode::kFused;
@@ -170,8 +196,9 @@ class OperatorBase {
   const std::uint32_t k_;
   const kernels::BLayout b_layout_;
   OperatorFrame frame_;
-  Estimate estimate_;  ///< of a launch that may yet be refused
-  Form queued_;        ///< of the last one on a stream
+  std::unique_ptr<AdaptiveBlocks> adaptive_;  ///< null: launches have the blocks of the start
+  Estimate estimate_;                         ///< of a launch that may yet be refused
+  Form queued_;                               ///< of the last one on a stream
   const OperatorKernel<Arguments>* kernel_ = nullptr;
 };
 

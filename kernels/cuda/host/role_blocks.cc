@@ -118,4 +118,26 @@ Status choose_blocks(const char* op, const CudaOptions& options, const GroupNeed
   return check_lanes();
 }
 
+void deal_blocks(ThreadBlocks all, ThreadBlocks comm, const CommShares& shares, RoleBlocks& blocks,
+                 FrameArguments& frame) {
+  const std::uint32_t groups =
+      warpgroups_of(comm).count() - frame.pollers.count() - blocks.send.count();
+  const std::uint32_t streams = shares.streams.count();
+  const std::uint32_t receives = shares.receives.count();
+  std::uint32_t to_receive = 0;
+  if (receives != 0) {
+    const std::uint32_t most = groups - (streams != 0 ? 1 : 0);
+    const auto part =
+        static_cast<std::uint32_t>(std::uint64_t{groups} * receives / (streams + receives));
+    to_receive = std::clamp(part, 1u, std::min(most, kBlocksMax));
+  }
+  const std::uint32_t to_stream = streams != 0 ? groups - to_receive : 0;
+  frame.comm_blocks = comm;
+  if (frame.sharing_receivers != 0) frame.sharing_receivers = to_receive;
+  blocks.receive = to_receive;
+  if (blocks.reduce != 0) blocks.reduce = to_stream;
+  if (blocks.share != 0) blocks.share = to_stream + frame.sharing_receivers.count();
+  blocks.compute = std::min(all.count() - comm.count(), kBlocksMax);
+}
+
 }  // namespace mk::kernels::cuda

@@ -45,4 +45,16 @@ Status choose_blocks(const char* op, const CudaOptions& options, const GroupNeed
                      std::uint32_t lane_count, std::uint32_t device_blocks, RoleBlocks& blocks,
                      FrameArguments& frame);
 
+/// Groups that an operator has outside its compute blocks besides those that poll and send: their
+/// shares of what there is.
+struct CommShares {
+  Warpgroups streams;   ///< that stream and do nothing else
+  Warpgroups receives;  ///< that receive
+};
+
+/// The blocks of a rank's roles with `comm` of `all` outside the compute blocks. `blocks`, `frame`:
+/// as they are now; those that poll and send stay.
+void deal_blocks(ThreadBlocks all, ThreadBlocks comm, const CommShares& shares, RoleBlocks& blocks,
+                 FrameArguments& frame);
+
 }  // namespace mk::kernels::cuda

@@ -176,7 +176,7 @@ Status AgGemmCuda::launch(cudaStream_t stream, const void* a_shard, std::uint64_
   MK_ASSIGN_OR_RETURN(const bool in_place, plan_.in_place(arguments_.launch.context, a_shard, lda));
   const cuda::OnDevice on_device(device());
   planned_.problem.in_place = in_place;
-  choose_form(m, mode);
+  choose_form(stream, m, mode);
   const AgGemmSchedule& schedule = arguments_.launch.schedule;
   const std::uint32_t shard_rows = schedule.shard(world().rank()).count;
   // Shards of one row more may have lower tiles.

@@ -43,7 +43,7 @@ Status GemmArCuda::launch(cudaStream_t stream, const void* a, std::uint64_t lda,
   if (c != nullptr) MK_RETURN_IF_ERROR(cuda::check_c(kOp, c, ldc, plan_.result_columns()));
   MK_RETURN_IF_ERROR(cuda::check_bias(kOp, plan_.epilogue, bias));
   const cuda::OnDevice on_device(device());
-  choose_form(m, mode);
+  choose_form(stream, m, mode);
   const GemmArSchedule& schedule = arguments_.launch.schedule;
   arguments_.launch.accumulates_own = accumulates_own_ && whole_pieces(schedule, plan_.max.n);
   // Rows of A beyond the tile are not stored into slots; C itself they would overwrite, so there

@@ -40,7 +40,7 @@ Status GemmRsCuda::launch(cudaStream_t stream, const void* a, std::uint64_t lda,
     MK_RETURN_IF_ERROR(cuda::check_c(kOp, c, ldc, plan_.result_columns()));
   MK_RETURN_IF_ERROR(cuda::check_bias(kOp, plan_.epilogue, bias));
   const cuda::OnDevice on_device(device());
-  choose_form(m, mode);
+  choose_form(stream, m, mode);
   const GemmRsSchedule& schedule = arguments_.launch.schedule;
   // As in GemmArCuda: C itself must not be overwritten with anything but what is right.
   const bool alone = world().size() == 1;

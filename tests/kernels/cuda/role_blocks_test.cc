@@ -316,5 +316,59 @@ TEST(RoleBlocks, WhatDoesNotFitIsRefused) {
   refused(options, ErrorCode::kInvalidArgument, kDevice);
 }
 
+/// With any number of blocks outside the compute blocks each group has one role, all groups have
+/// some, and roles keep their shares.
+TEST(RoleBlocks, AreDealtOutAnew) {
+  for (const bool gathers : {false, true}) {
+    for (const auto& [nodes, locals] : {std::pair{1u, 2u}, {2u, 1u}, {2u, 2u}}) {
+      GroupNeeds needs = sum_needs(world_of(nodes, locals), 12);
+      if (gathers) {
+        needs.streams = Role::kShare;
+        needs.stream = true;
+        needs.receivers_stream = true;
+      }
+      const Chosen planned = chosen_of(needs, {});
+      const cuda::CommShares shares{
+          gathers ? cuda::groups_that_only_share(planned.frame, planned.blocks)
+                  : warpgroups_of(planned.blocks.reduce),
+          warpgroups_of(planned.blocks.receive)};
+      // One role has 128 groups at most.
+      const std::uint32_t most = shares.streams == 0 ? 43 : 100;
+      for (std::uint32_t comm = 2; comm <= most; ++comm) {
+        SCOPED_TRACE(testing::Message()
+                     << gathers << " " << nodes << "x" << locals << ": " << comm);
+        Chosen dealt = planned;
+        // From another number of them.
+        cuda::deal_blocks(kDevice, 70, shares, dealt.blocks, dealt.frame);
+        cuda::deal_blocks(kDevice, comm, shares, dealt.blocks, dealt.frame);
+        const RoleBlocks& blocks = dealt.blocks;
+        EXPECT_EQ(dealt.frame.comm_blocks, comm);
+        EXPECT_EQ(blocks.compute, std::min(kDevice - comm, kBlocksMax));
+        EXPECT_EQ(blocks.send, planned.blocks.send);
+        const std::uint32_t streams =
+            gathers ? cuda::groups_that_only_share(dealt.frame, blocks).count()
+                    : blocks.reduce.count();
+        EXPECT_EQ(
+            dealt.frame.pollers.count() + blocks.send.count() + blocks.receive.count() + streams,
+            comm * kGroupsOfBlock);
+        EXPECT_EQ(streams != 0, shares.streams != 0);
+        EXPECT_EQ(blocks.receive != 0, planned.blocks.receive != 0);
+        EXPECT_LE(blocks.receive, kBlocksMax);
+        if (shares.streams != 0 && shares.receives != 0 && blocks.receive < kBlocksMax) {
+          EXPECT_NEAR(blocks.receive * shares.streams, streams * shares.receives,
+                      shares.streams + shares.receives);
+        }
+      }
+      Chosen back = planned;
+      cuda::deal_blocks(kDevice, 70, shares, back.blocks, back.frame);
+      cuda::deal_blocks(kDevice, planned.frame.comm_blocks, shares, back.blocks, back.frame);
+      EXPECT_EQ(back.blocks.receive, planned.blocks.receive);
+      EXPECT_EQ(back.blocks.reduce, planned.blocks.reduce);
+      EXPECT_EQ(back.blocks.share, planned.blocks.share);
+      EXPECT_EQ(back.frame.sharing_receivers, planned.frame.sharing_receivers);
+    }
+  }
+}
+
 }  // namespace
 }  // namespace mk::kernels

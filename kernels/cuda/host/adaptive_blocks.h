@@ -1,0 +1,58 @@
+/// \file
+/// An operator's partition that adapts from launch to launch: how many of a rank's thread blocks
+/// are outside the compute blocks. The host measures launches by their accounts, which it has
+/// copied behind them, and asks PartitionSearch (kernels/comm/partition_search.h). It never waits.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+#include <map>
+#include <memory>
+
+#include "kernels/comm/launch.h"
+#include "kernels/comm/launch_stats.h"
+#include "kernels/comm/partition_search.h"
+#include "kernels/cuda/host/role_blocks.h"
+#include "kernels/cuda/skeleton/launch_state.h"
+
+namespace mk::kernels::cuda {
+
+/// Not thread-safe. On the operator's device.
+class AdaptiveBlocks {
+ public:
+  /// Null: the operator has nothing to deal out. `all`: blocks that it may have. `first`: groups of
+  /// the first launches, 0: as in `blocks` and `frame`, which are as planned.
+  static std::unique_ptr<AdaptiveBlocks> create(ThreadBlocks all, const CommShares& first,
+                                                const RoleBlocks& blocks,
+                                                const FrameArguments& frame);
+  ~AdaptiveBlocks();
+  AdaptiveBlocks(const AdaptiveBlocks&) = delete;
+  AdaptiveBlocks& operator=(const AdaptiveBlocks&) = delete;
+
+  /// Before a launch: its blocks. `adapts`: else it has the first one's.
+  void choose(cudaStream_t stream, std::uint32_t m, bool adapts, RoleBlocks& blocks,
+              FrameArguments& frame);
+  /// After it has been put on the stream: has it measured, if it is to be.
+  cudaError_t measure(cudaStream_t stream);
+  /// The last launch's blocks that communicate, as first and last, and how often the number has
+  /// changed since the first launch.
+  PartitionStats stats() const { return stats_; }
+
+ private:
+  struct Sought;
+  AdaptiveBlocks(ThreadBlocks all, ThreadBlocks comm, const CommShares& shares, std::uint32_t least,
+                 std::uint32_t most, const DeviceState* state);
+  Sought& sought_for(std::uint32_t m);
+
+  const ThreadBlocks all_;
+  const ThreadBlocks first_;
+  const CommShares shares_;
+  const std::uint32_t least_, most_;
+  const DeviceState* const state_;
+  std::map<std::uint32_t, std::unique_ptr<Sought>> sought_;  ///< by m
+  Sought* measured_ = nullptr;  ///< whose launch is next; null: nobody measures it
+  PartitionStats stats_;
+};
+
+}  // namespace mk::kernels::cuda
