@@ -5,6 +5,7 @@
 #include "kernels/plan/account.h"
 #include "kernels/plan/accounted.h"
 #include "kernels/plan/choose.h"
+#include "kernels/plan/collective.h"
 #include "kernels/plan/legal.h"
 #include "kernels/plan/operator_work.h"
 
@@ -56,6 +57,7 @@ Bound& Bound::operator+=(const Bound& next) {
 
 Result<Bound> bound_of(const Problem& problem, const Machine& machine, const Measured& measured) {
   const bool on_gpu = machine.kind == MachineKind::kGpu;
+  if (on_gpu && problem.rows_alone) return bound_of(collective_of(problem), machine, measured);
   Problem fused = problem;
   fused.named.form = Mode::kFused;
   MK_ASSIGN_OR_RETURN(const Choice choice, choose(fused, machine));

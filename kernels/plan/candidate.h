@@ -57,6 +57,9 @@ struct Problem {
   Experts experts;
   DType dtype = DType::kBf16;
   GemmResult result;
+  /// AllGather and ReduceScatter by themselves, as the product that moves the same rows: on a GPU
+  /// bound_of() has the collective's (collective.h).
+  bool rows_alone = false;
   bool in_place = false;         ///< AllGather+GEMM: rows lie where the network reads them
   bool batch_invariant = false;  ///< an element's bits must not depend on m
   std::uint32_t ranks_per_device = 1;

@@ -15,6 +15,9 @@
 #include "kernels/cuda/host/collective.h"
 #include "kernels/cuda/host/collective_arguments.h"
 #include "kernels/cuda/host/operator_frame.h"
+#include "kernels/plan/collective.h"
+#include "kernels/plan/job_plan.h"
+#include "kernels/plan/operator_plan.h"
 
 namespace mk::kernels::cuda {
 
@@ -68,6 +71,7 @@ class CollectiveCudaOperator final : public CollectiveCuda {
     const OnDevice on_device(frame_.device());
     MK_RETURN_IF_ERROR(frame_.put_on(stream, kernel_, arguments_));
     queued_m_ = m;
+    queued_estimate_ = expected(m);
     queued_mode_ = launch.mode;
     return {};
   }
@@ -76,6 +80,7 @@ class CollectiveCudaOperator final : public CollectiveCuda {
     MK_ASSIGN_OR_RETURN(LaunchStats stats, frame_.finish(stream));
     stats.m = queued_m_;
     stats.mode = queued_mode_;
+    stats.estimate = queued_estimate_;
     return stats;
   }
   void set_tag(std::uint64_t tag) override { arguments_.frame.host.told.tag = tag; }
@@ -95,6 +100,8 @@ class CollectiveCudaOperator final : public CollectiveCuda {
     needs.receive = Op::receives(world);
     auto& launch = arguments_.launch;
     LaunchTold& told = arguments_.frame.host.told;
+    MK_ASSIGN_OR_RETURN(const std::shared_ptr<const plan::JobPlan> job, job_plan_of(options));
+    machine_ = plan::with_rates(job->machine, options.rates);
     MK_RETURN_IF_ERROR(
         frame_.start(context, options, needs, Op::flags(plan_), launch, arguments_.frame));
     told.works = Op::kCaller;
@@ -102,6 +109,16 @@ class CollectiveCudaOperator final : public CollectiveCuda {
     if constexpr (requires { launch.in_node_order; })
       launch.in_node_order = options.batch_invariant;
     return frame_.check(kernel_.prepare(), "the device refuses the kernel");
+  }
+  Estimate expected(std::uint32_t m) const {
+    plan::Collective collective;
+    collective.sums = Op::kStreams == Role::kReduce;
+    collective.nodes = plan_.nodes;
+    collective.locals = plan_.locals;
+    collective.bytes = double{1} * m * plan_.n * bytes_of(plan_.dtype);
+    collective.warpgroups = arguments_.launch.blocks.share;
+    return plan::estimate_of(plan::predict(collective, machine_, Mode::kFused),
+                             plan::predict(collective, machine_, Mode::kUnfused));
   }
   static Status check_address(const char* name, const void* memory) {
     if (reinterpret_cast<std::uintptr_t>(memory) % 16 == 0) return {};
@@ -114,8 +131,10 @@ class CollectiveCudaOperator final : public CollectiveCuda {
   const CollectiveKernel<typename Op::Launch>& kernel_;
   CollectiveArguments<typename Op::Launch> arguments_;
   OperatorFrame frame_;
+  plan::Machine machine_;
   std::uint32_t queued_m_ = 0;  ///< of the last launch on a stream
   Mode queued_mode_ = Mode::kFused;
+  Estimate queued_estimate_;
 };
 
 }  // namespace mk::kernels::cuda

@@ -159,6 +159,7 @@ class CollectiveCase : public CaseWithOptions<CollectiveOptions> {
     kernels::plan::Problem problem =
         planned_problem(Op::kSums ? kernels::plan::Op::kGemmRs : kernels::plan::Op::kAgGemm, spec);
     problem.shape = Op::kSums ? kernels::Shape{m, n, kLeast} : kernels::Shape{m, kLeast, n};
+    problem.rows_alone = true;
     problem.named.tiling.chunk_bytes = options_.chunk_bytes;
     return {problem};
   }

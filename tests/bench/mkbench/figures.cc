@@ -177,7 +177,8 @@ std::optional<Bound> bound_of(const BenchSpec& spec, std::uint32_t rails,
   }
   double compute_ms = unfused.compute_ms.min;
   if (fused.core_ms > 0) compute_ms = std::min(compute_ms, fused.core_ms);
-  if (compute_ms > 0) legs.compute_us = compute_ms * 1e3;
+  // (A collective on a GPU has no such leg: what it measured are copies and sums.)
+  if (compute_ms > 0 && legs.compute_us > 0) legs.compute_us = compute_ms * 1e3;
   Bound bound;
   bound.compute_ms = legs.compute_us * 1e-3;
   bound.network_ms = legs.network_us * 1e-3;

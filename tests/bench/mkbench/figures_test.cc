@@ -121,7 +121,9 @@ TEST(Bound, EveryOperatorHasOneOnBothExecutors) {
         const auto bound = bound_of(spec, 2, make_case(name)->problems(spec),
                                     planned_machine(executor), {}, fused, unfused, {1e9, 0});
         ASSERT_TRUE(bound) << name << " on " << executor;
-        EXPECT_GT(bound->compute_ms, 0) << name;
+        // A collective moves and adds rows: on a GPU that is memory's.
+        const bool rows_alone = name == "all-gather" || name == "reduce-scatter";
+        EXPECT_EQ(bound->compute_ms > 0, !rows_alone || spec.executor == "cpu") << name;
         EXPECT_GT(bound->local_ms, 0) << name;
         EXPECT_EQ(bound->network_ms > 0, nodes > 1) << name;
       }
