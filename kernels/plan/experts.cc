@@ -19,6 +19,8 @@ constexpr double kRouteUs = 60;
 constexpr double kRouteRowUs = 0.075;
 constexpr double kIndexUs = 30;
 constexpr double kIndexRowUs = 0.035;
+/// A warpgroup that packs rows looks at each before it copies it (kernels/ops/moe/SM90.md).
+constexpr double kPackRowUs = 1;
 /// GB/s, read and written, of a warpgroup that sums beside the product: 12 KiB are on their way for
 /// 1.2 µs.
 constexpr double kSumRowsGbS = 10;
@@ -40,7 +42,9 @@ ExpertTerms moe_terms(const Problem& problem, const Machine& machine, const Cand
       us(own, saturated_gb_s(machine, sharers, machine.copy_gb_s, machine.rows_link_gb_s));
   const double packed =
       double{1} * tokens_of_rank(problem) * problem.experts.top_k * problem.shape.k * kElementBytes;
-  const double pack_gb_s = std::min(streams * machine.copy_gb_s, machine.hbm_gb_s / 2);
+  const double row_bytes = double{1} * problem.shape.k * kElementBytes;
+  const double group_gb_s = row_bytes / (1e3 * (kPackRowUs + us(row_bytes, machine.copy_gb_s)));
+  const double pack_gb_s = std::min(streams * group_gb_s, machine.hbm_gb_s / 2);
   terms.packed = us(packed, pack_gb_s);
   terms.local = terms.packed + std::max(0.0, terms.share - terms.before);
   if (candidate.receive_warpgroups > 0)

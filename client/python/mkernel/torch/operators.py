@@ -402,9 +402,9 @@ def _launch(
         bias=0 if bias is None else bias.data_ptr(),
         **more,
     )
-    operands = (a_, b_, products.Operand(c.data_ptr(), c.shape[1]))
     with _place(a) as place:
-        products.launch(group, name, *operands, **place, **arguments)
+        arguments.update(place)
+        products.launch(group, name, a_, b_, products.Operand(c.data_ptr(), c.shape[1]), **arguments)
 
 
 def _launch_collective(group: Group, name: str, given: Tensor, out: Tensor, m: int, partials: Optional[str] = None) -> None:
@@ -412,8 +412,8 @@ def _launch_collective(group: Group, name: str, given: Tensor, out: Tensor, m: i
     if given.is_cuda and given.data_ptr() % _GPU_ALIGNMENT != 0:
         given = given.clone()
     with _place(given) as place:
-        shape = dict(m=m, n=given.shape[1], dtype=_ANY_DTYPES[given.dtype], partials=partials)
-        products.launch_collective(group, name, given.data_ptr(), out.data_ptr(), **place, **shape)
+        arguments: dict[str, Any] = dict(m=m, n=given.shape[1], dtype=_ANY_DTYPES[given.dtype], partials=partials, **place)
+        products.launch_collective(group, name, given.data_ptr(), out.data_ptr(), **arguments)
 
 
 @contextlib.contextmanager
