@@ -18,7 +18,7 @@ def gain(case, part):
 
 def table(name):
     """A row for each case: milliseconds of the layer, its gains, those of its halves, the share of the bound."""
-    lines = ["| case | layer fused, ms | own unfused form | PyTorch | gain of the layer | of dispatch | of combine | of the bound |",
+    lines = ["| case | layer fused, ms | own unfused form | PyTorch | gain of the layer | gain of dispatch | gain of combine | layer: share of the bound |",
              "|---|---|---|---|---|---|---|---|"]
     for case in load(name)["cases"]:
         us = case["us"]
