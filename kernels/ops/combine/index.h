@@ -76,9 +76,13 @@ MK_HOST_DEVICE inline void index_rows(const CombineBlock<Executor>& block, const
   }
   NoteOfLane<Executor, Lanes> note(block, lanes);
   for (std::uint32_t number = block.index; number < tiles; number += blocks) {
-    const CombineTile tile = block.tiles()[number];
-    std::uint32_t most_urgent = block.rows.least_urgent();
-    for (std::uint32_t i = tile.row + lanes.index; i < tile.row + tile.rows; i += lanes.count) {
+    // Not its urgency, which other lanes lessen meanwhile.
+    CombineTile& tile = block.tiles()[number];
+    const std::uint32_t expert = tile.expert;
+    const std::uint32_t end = tile.row + tile.rows;
+    const std::uint32_t least_urgent = block.rows.least_urgent();
+    std::uint32_t most_urgent = least_urgent;
+    for (std::uint32_t i = tile.row + lanes.index; i < end; i += lanes.count) {
       const MoeRow row = block.rows.row(i);
       if (!block.rows.is_possible(row)) {
         lanes.least(&fault->row, i);
@@ -86,11 +90,11 @@ MK_HOST_DEVICE inline void index_rows(const CombineBlock<Executor>& block, const
       }
       const std::uint32_t urgency = block.rows.urgency_of(row);
       if (urgency < most_urgent) most_urgent = urgency;
-      note.add(row, tile.expert);
+      note.add(row, expert);
       *block.entry(row.rank % world.locals, row.rank / world.locals, row.token, row.slot) = {
           block.epoch, block.schedule.tile_flag(world.local, number)};
     }
-    if (most_urgent < tile.urgency) lanes.least(&block.tiles()[number].urgency, most_urgent);
+    if (most_urgent < least_urgent) lanes.least(&tile.urgency, most_urgent);
   }
   note.flush();
 }
