@@ -117,16 +117,6 @@ MK_HOST_DEVICE inline std::uint32_t nodes_of(const CombineBlock<Executor>& block
   return nodes;
 }
 
-/// The run of `count` things that is one lane's, among all plan blocks' lanes.
-template <class Executor, class Lanes>
-MK_HOST_DEVICE inline TileRange run_of_all(const CombineBlock<Executor>& block, const Lanes& lanes,
-                                           std::uint32_t count) {
-  const std::uint32_t each = div_up(count, block.launch.blocks.plan * lanes.count);
-  const std::uint64_t first = std::uint64_t{each} * (block.index * lanes.count + lanes.index);
-  const std::uint32_t begin = first < count ? static_cast<std::uint32_t>(first) : count;
-  return {begin, count - begin < each ? count : begin + each};
-}
-
 /// The checks that this block's share of this rank's own ids asks for.
 template <class Executor, class Lanes>
 MK_HOST_DEVICE inline void expect_checks(const CombineBlock<Executor>& block, const Lanes& lanes) {
@@ -139,7 +129,9 @@ MK_HOST_DEVICE inline void expect_checks(const CombineBlock<Executor>& block, co
   lanes.sync();
   std::uint32_t last_rank = 0;
   std::uint64_t checks = 0;  // that are not added to the last rank's yet
-  const TileRange run = run_of_all(block, lanes, routing.tokens * shape.top_k);
+  const TileRange run =
+      run_of(block.index * lanes.count + lanes.index, block.launch.blocks.plan * lanes.count,
+             routing.tokens * shape.top_k);
   std::uint32_t token = run.begin / shape.top_k;
   std::uint32_t slot = run.begin - token * shape.top_k;
   for (std::uint32_t i = run.begin; i < run.end; ++i) {

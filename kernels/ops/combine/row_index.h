@@ -179,14 +179,12 @@ class RowIndex {
                               std::uint32_t* counts, const Lanes& lanes = {}) const {
     // Each lane has a run of the tiles. Of each urgency, first how many are in each run.
     const std::uint32_t keys = plan_.nodes * plan_.steps;
-    const std::uint32_t each = div_up(count, lanes.count);
-    const std::uint32_t first = each * lanes.index < count ? each * lanes.index : count;
-    const std::uint32_t end = count - first < each ? count : first + each;
+    const TileRange run = run_of(lanes, count);
     const auto of = [&](std::uint32_t key, std::uint32_t lane) {
       return counts + std::uint64_t{key} * (kCombineLanesMax + 1) + lane;
     };
     for (std::uint32_t key = 0; key < keys; ++key) *of(key, lanes.index) = 0;
-    for (std::uint32_t i = first; i < end; ++i) ++*of(tiles[i].urgency, lanes.index);
+    for (std::uint32_t i = run.begin; i < run.end; ++i) ++*of(tiles[i].urgency, lanes.index);
     lanes.sync();
     for (std::uint32_t key = lanes.index; key < keys; key += lanes.count) {
       std::uint32_t sum = 0;
@@ -207,7 +205,7 @@ class RowIndex {
       }
     }
     lanes.sync();
-    for (std::uint32_t i = first; i < end; ++i) {
+    for (std::uint32_t i = run.begin; i < run.end; ++i) {
       const std::uint32_t key = tiles[i].urgency;
       order[*of(key, kCombineLanesMax) + (*of(key, lanes.index))++] = i;
     }

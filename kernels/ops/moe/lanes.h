@@ -66,12 +66,17 @@ MK_HOST_DEVICE inline LaneSums sums_over(const Lanes& lanes, std::uint32_t own) 
   }
 }
 
-/// This lane's run of `count` things, as each lane has one: as many, but for the last ones.
+/// The `index`-th of `runs` runs of `count` things: all are as long, but for the last ones.
+MK_HOST_DEVICE inline TileRange run_of(std::uint32_t index, std::uint32_t runs,
+                                       std::uint32_t count) {
+  const std::uint32_t each = div_up(count, runs);
+  const std::uint32_t begin = each * index < count ? each * index : count;
+  return {begin, count - begin < each ? count : begin + each};
+}
+/// This lane's, as each lane has one.
 template <class Lanes>
 MK_HOST_DEVICE inline TileRange run_of(const Lanes& lanes, std::uint32_t count) {
-  const std::uint32_t each = div_up(count, lanes.count);
-  const std::uint32_t begin = each * lanes.index < count ? each * lanes.index : count;
-  return {begin, count - begin < each ? count : begin + each};
+  return run_of(lanes.index, lanes.count, count);
 }
 
 /// Words that lie `step` words apart.

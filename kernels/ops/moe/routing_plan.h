@@ -234,28 +234,26 @@ class RoutingPlan {
     constexpr std::uint32_t kBatch = 8;  // their loads are on their way together
     const std::uint32_t first = first_token(part);
     const std::uint32_t slots = (last_token(part, table) - first) * shape_.top_k;
-    const std::uint32_t each = div_up(slots, lanes.count);
-    const std::uint32_t begin = each * lanes.index < slots ? each * lanes.index : slots;
-    const std::uint32_t end = slots - begin < each ? slots : begin + each;
-    std::uint32_t token = begin / shape_.top_k;
-    std::uint32_t slot = begin - token * shape_.top_k;
+    const TileRange run = run_of(lanes, slots);
+    std::uint32_t token = run.begin / shape_.top_k;
+    std::uint32_t slot = run.begin - token * shape_.top_k;
     token += first;
-    for (std::uint32_t i = begin; i < end; i += kBatch) {
+    for (std::uint32_t i = run.begin; i < run.end; i += kBatch) {
       std::int32_t ids[kBatch];
       float weights[kBatch];
       std::uint32_t its_token = token;
       std::uint32_t its_slot = slot;
       for (std::uint32_t b = 0; b < kBatch; ++b) {
         const std::uint64_t at = std::uint64_t{its_token} * table.stride + its_slot;
-        ids[b] = i + b < end ? table.ids[at] : -1;
-        weights[b] = i + b < end ? table.weights[at] : 0;
+        ids[b] = i + b < run.end ? table.ids[at] : -1;
+        weights[b] = i + b < run.end ? table.weights[at] : 0;
         if (++its_slot == shape_.top_k) {
           its_slot = 0;
           ++its_token;
         }
       }
       for (std::uint32_t b = 0; b < kBatch; ++b) {
-        if (i + b < end) visit(i + b, ids[b], weights[b], token, slot);
+        if (i + b < run.end) visit(i + b, ids[b], weights[b], token, slot);
         if (++slot == shape_.top_k) {
           slot = 0;
           ++token;
