@@ -94,17 +94,18 @@ class MoeDispatchBlock : public OperatorBlock<Executor> {
     table->weights = reinterpret_cast<const float*>(rows) + top_k;
     return true;
   }
-  MK_HOST_DEVICE void publish_counted() { publish(&words_->counted[index]); }
+  MK_HOST_DEVICE void publish_counted() { this->publish_within_rank(&words_->counted[index]); }
+  /// Blocks that have no part to count are not waited for.
   MK_HOST_DEVICE bool await_counted() {
-    const auto plan_role = static_cast<std::uint32_t>(Role::kPlan);
-    for (std::uint32_t block = 0; block < launch.blocks.plan; ++block) {
-      if (!await(site(FlagKind::kBlockDone, world.rank(), plan_role, block, kMoeDispatchHops),
-                 &words_->counted[block], epoch))
-        return false;
-    }
-    return true;
+    const std::uint32_t parts = plan.shape().parts();
+    const std::uint32_t all = launch.blocks.plan;
+    const std::uint32_t blocks = all < parts ? all : parts;
+    return this->await_each(blocks, epoch, FlagRow{words_->counted}, [&](std::uint32_t block) {
+      const auto plan_role = static_cast<std::uint32_t>(Role::kPlan);
+      return site(FlagKind::kBlockDone, world.rank(), plan_role, block, kMoeDispatchHops);
+    });
   }
-  MK_HOST_DEVICE void publish_arranged() { publish(&words_->arranged); }
+  MK_HOST_DEVICE void publish_arranged() { this->publish_within_rank(&words_->arranged); }
   MK_HOST_DEVICE bool await_arranged() {
     return await(site(FlagKind::kPlanReady, world.rank(), 0, 0, kMoeDispatchHops),
                  &words_->arranged, epoch);

@@ -139,27 +139,66 @@ MK_HOST_DEVICE inline bool plan(MoeDispatchBlock<Executor>& block) {
   return true;
 }
 
-/// Packs the row tiles `index`, `index` + pull blocks, ... in the order in which they are computed.
+/// Which rows of which row tile.
+struct PackStep {
+  std::uint32_t tile = 0;
+  Part rows;
+};
+/// The `step`-th piece of packing, of which `blocks` blocks take turns. In the first turn a tile is
+/// packed in `parts` pieces, in the next one in half as many, and so on: whole tiles by all blocks
+/// at a time would all be there late. `parts`: a power of two, of `blocks` at most.
+MK_HOST_DEVICE constexpr PackStep pack_step(std::uint32_t step, std::uint32_t blocks,
+                                            std::uint32_t parts) {
+  const std::uint32_t turn = blocks / parts * parts;
+  std::uint32_t first = 0;
+  for (; parts > 1; parts /= 2) {
+    if (step < turn) return {first + step / parts, {step % parts, parts}};
+    step -= turn;
+    first += turn / parts;
+  }
+  return {first + step, {}};
+}
+
+/// In how many pieces the first row tiles are packed: one, or what the executor says by
+///     static uint32_t pack_parts(const MoeDispatchBlock&);
+template <class Executor>
+MK_HOST_DEVICE inline std::uint32_t pack_parts(const MoeDispatchBlock<Executor>& block) {
+  if constexpr (requires { Executor::pack_parts(block); }) {
+    return Executor::pack_parts(block);
+  } else {
+    return 1;
+  }
+}
+
+/// Packs its pieces of row tiles, which come in the order in which they are computed.
 template <class Executor>
 MK_HOST_DEVICE inline bool pull(MoeDispatchBlock<Executor>& block) {
   if (!block.await_plan()) return false;
   const std::uint32_t token_bytes = block.schedule.token_bytes();
-  for (std::uint32_t i = block.index; i < block.row_tiles(); i += block.launch.blocks.pull) {
-    const RowTile& tile = block.plan.tiles()[i];
+  const std::uint32_t blocks = block.launch.blocks.pull;
+  const std::uint32_t parts = pack_parts(block);
+  for (std::uint32_t step = block.index;; step += blocks) {
+    const PackStep piece = pack_step(step, blocks, parts);
+    if (piece.tile >= block.row_tiles()) break;
+    const RowTile& tile = block.plan.tiles()[piece.tile];
     const std::uint64_t begin = block.span_begin();
+    const std::uint32_t each = div_up(tile.rows, piece.rows.count);
+    const std::uint32_t first =
+        each * piece.rows.index < tile.rows ? each * piece.rows.index : tile.rows;
+    const std::uint32_t end = tile.rows - first < each ? tile.rows : first + each;
     CopyJob job;
     job.target_count = 1;
-    job.targets[0] = block.packed(tile);
+    job.targets[0] = block.packed(tile) + std::uint64_t{token_bytes} * first;
     job.rows = 1;
     job.row_bytes = token_bytes;
-    for (std::uint32_t row = tile.row; row < tile.row + tile.rows; ++row) {
+    for (std::uint32_t row = tile.row + first; row < tile.row + end; ++row) {
       job.source = block.await_token(block.plan.rows()[row]);
       if (job.source == nullptr) return false;
       block.executor.copy(job);
       job.targets[0] += token_bytes;
     }
-    block.publish_packed(i);
-    block.span_end(begin, SpanKind::kCopy, i, block.schedule.tokens().node_at(tile.hops),
+    if (block.last_part(piece.tile, piece.rows)) block.publish_packed(piece.tile);
+    block.span_end(begin, SpanKind::kCopy, piece.tile, block.schedule.tokens().node_at(tile.hops),
                    block.last_source(tile));
   }
   block.publish_done(block.launch.blocks.pull);

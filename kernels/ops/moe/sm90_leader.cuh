@@ -128,6 +128,21 @@ class MoeLeader : public CopyLeader {
     shared_.work.table = table;
     do_work(MoeWork::Kind::kFill);
   }
+  /// As many as give all compute blocks row tiles in the first turn. None, where chunks that are
+  /// passed on have the places in which parts are counted.
+  template <class Block>
+  static __device__ std::uint32_t pack_parts(const Block& block) {
+    const RoleBlocks& blocks = block.launch.blocks;
+    if (blocks.receive != 0) return 1;
+    const std::uint32_t wanted = div_up(blocks.compute, block.schedule.column_tiles());
+    std::uint32_t parts = 8;
+    while (parts > 1 && blocks.pull < parts * wanted) parts /= 2;
+    return parts;
+  }
+  __device__ bool last_part(Role role, std::uint32_t chunk, std::uint32_t parts) {
+    const Role places = role == Role::kPull ? Role::kReceive : role;
+    return CopyLeader::last_part(places, chunk, parts);
+  }
   /// After the last job; the workers and the warp's other lanes return.
   __device__ void finish() {
     shared_.work.kind = MoeWork::Kind::kEnd;

@@ -69,6 +69,13 @@ class Executor : public SimExecutor {
   Executor(const SimExecutor& frame, MoeRank& rank) : SimExecutor(frame), rank_(rank) {}
 
   void copy(const CopyJob& job) { copy_in_pieces(job, 24); }
+  /// Others in each launch.
+  template <class Block>
+  static std::uint32_t pack_parts(const Block& block) {
+    std::uint32_t parts = 1u << (block.epoch + block.world.rank()) % 4;
+    while (parts > block.launch.blocks.pull) parts /= 2;
+    return parts;
+  }
   bool multiply(const RowTile& tile, std::uint32_t packed_rows, const TileRect& columns,
                 const std::byte* packed) {
     const MoeDispatchShape& shape = rank_.launch.plan.shape;

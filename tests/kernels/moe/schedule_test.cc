@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <map>
 #include <random>
 #include <set>
 #include <string>
@@ -10,7 +11,7 @@
 #include <vector>
 
 #include "kernels/comm/workspace_head.h"
-#include "kernels/ops/moe/block.h"
+#include "kernels/ops/moe/roles.h"
 #include "kernels/ops/moe/spec.h"
 #include "tests/kernels/moe/routing_cases.h"
 #include "tests/kernels/support/claims.h"
@@ -238,6 +239,27 @@ TEST(MoeDispatchPlan, TheFingerprintTellsPlansApart) {
         EXPECT_TRUE(
             seen.insert(MoeDispatchPlan::make(2, 4, shape, dtype, tiling)->fingerprint()).second);
       }
+    }
+  }
+}
+
+// Every tile is packed whole, in pieces of one count; pieces come in the order of tiles.
+TEST(MoePacking, StepsAreEveryTileOnce) {
+  for (std::uint32_t blocks = 1; blocks <= 80; ++blocks) {
+    for (std::uint32_t parts = 1; parts <= 8 && parts <= blocks; parts *= 2) {
+      std::map<std::uint32_t, std::set<std::uint32_t>> pieces;
+      std::map<std::uint32_t, std::uint32_t> counts;
+      std::uint32_t last = 0;
+      for (std::uint32_t step = 0; step < 6 * blocks; ++step) {
+        const moe_dispatch::PackStep piece = moe_dispatch::pack_step(step, blocks, parts);
+        ASSERT_GE(piece.tile, last);
+        last = piece.tile;
+        ASSERT_LT(piece.rows.index, piece.rows.count);
+        ASSERT_TRUE(pieces[piece.tile].insert(piece.rows.index).second);
+        ASSERT_EQ(counts.emplace(piece.tile, piece.rows.count).first->second, piece.rows.count);
+      }
+      for (std::uint32_t tile = 0; tile < last; ++tile)
+        ASSERT_EQ(pieces[tile].size(), counts[tile]) << tile << " of " << blocks << " x " << parts;
     }
   }
 }
