@@ -182,16 +182,13 @@ MK_HOST_DEVICE inline bool pull(MoeDispatchBlock<Executor>& block) {
     if (piece.tile >= block.row_tiles()) break;
     const RowTile& tile = block.plan.tiles()[piece.tile];
     const std::uint64_t begin = block.span_begin();
-    const std::uint32_t each = div_up(tile.rows, piece.rows.count);
-    const std::uint32_t first =
-        each * piece.rows.index < tile.rows ? each * piece.rows.index : tile.rows;
-    const std::uint32_t end = tile.rows - first < each ? tile.rows : first + each;
+    const TileRange rows = run_of(piece.rows.index, piece.rows.count, tile.rows);
     CopyJob job;
     job.target_count = 1;
-    job.targets[0] = block.packed(tile) + std::uint64_t{token_bytes} * first;
+    job.targets[0] = block.packed(tile) + std::uint64_t{token_bytes} * rows.begin;
     job.rows = 1;
     job.row_bytes = token_bytes;
-    for (std::uint32_t row = tile.row + first; row < tile.row + end; ++row) {
+    for (std::uint32_t row = tile.row + rows.begin; row < tile.row + rows.end; ++row) {
       job.source = block.await_token(block.plan.rows()[row]);
       if (job.source == nullptr) return false;
       block.executor.copy(job);
