@@ -48,7 +48,7 @@ steps=(cases cases_all ring moe combine collectives delays client lifetime fabri
   two_nodes across mirror core rails torch ring_figures ring_two_nodes moe_figures moe_two_nodes layer layer_two_nodes attention_figures grouped_figures
   collective_figures collective_two_nodes sweep_one sweep_two sweep_mirror)
 programs=(dma_queue_test operators_gpu_test collectives_gpu_test ring_attention_gpu_test moe_gpu_test combine_gpu_test operators_gpu_delays_test client_gpu_test
-  lifetime_gpu_test gpu_fabric_test gemm_test gemm_seams_test attention_test grouped_gemm_test grouped_seams_test operators_bench mirror_bench
+  lifetime_gpu_test gpu_fabric_test gemm_test gemm_seams_test attention_test grouped_gemm_test grouped_seams_test operators_bench choices_bench mirror_bench
   gemm_bench rails_bench libring_abi.so libmoe_abi.so libattention_abi.so libgrouped_gemm_abi.so)
 scripts=({collectives_baseline,attention_bench,attention_judge,gpu_world,grouped_gemm_bench,grouped_judge,moe_baseline,moe_bench,moe_judge,moe_world}.py
   {ring_bench,ring_shards,ring_world,world_bench,../bench/torch_async_tp}.py)
