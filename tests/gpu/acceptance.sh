@@ -37,6 +37,7 @@
 #              on one node then NCCL in the same shapes (collectives_baseline.py)
 #   layer, layer_two_nodes         mkbench moe, combine and moe-layer: small shapes checked, then large ones timed
 #   attention_figures, grouped_figures   the products alone, beside FlashAttention-3, cuDNN and DeepGEMM
+#   choices, choices_two_nodes   choices_bench: the planner's choice beside up to 64 candidates, 40 shapes
 #   sweep_one, sweep_two   by numbers of communication groups and sizes of chunks
 #   sweep_mirror           the same of a mirrored rank of eight
 #
@@ -46,7 +47,7 @@ set -u
 
 steps=(cases cases_all ring moe combine collectives delays client lifetime fabric gemm attention grouped memcheck memcheck_moe one_node alone
   two_nodes across mirror core rails torch ring_figures ring_two_nodes moe_figures moe_two_nodes layer layer_two_nodes attention_figures grouped_figures
-  collective_figures collective_two_nodes sweep_one sweep_two sweep_mirror)
+  collective_figures collective_two_nodes choices choices_two_nodes sweep_one sweep_two sweep_mirror)
 programs=(dma_queue_test operators_gpu_test collectives_gpu_test ring_attention_gpu_test moe_gpu_test combine_gpu_test operators_gpu_delays_test client_gpu_test
   lifetime_gpu_test gpu_fabric_test gemm_test gemm_seams_test attention_test grouped_gemm_test grouped_seams_test operators_bench choices_bench mirror_bench
   gemm_bench rails_bench libring_abi.so libmoe_abi.so libattention_abi.so libgrouped_gemm_abi.so)
@@ -230,6 +231,21 @@ step() {
     grouped_figures)
       "$MK_PYTHON" grouped_gemm_bench.py --library ./libgrouped_gemm_abi.so --set goals --set models --set small \
         --json "$out/grouped_gemm.json" ;;
+    choices | choices_two_nodes)
+      local op shapes world=1x$devices across=()
+      if [ "$name" = choices_two_nodes ]; then
+        world=2x$((devices / 2))
+        across=("${nodes[@]}")
+      fi
+      for op in ag_gemm gemm_rs gemm_ar; do
+        shapes=(2048x4096x7168 8192x4096x7168 512x4096x7168 16384x8192x4096 4096x4096x2048 64x4096x2048 1000x5120x12800
+          16384x8192x14336 8192x2560x4864 256x8192x14336 32768x4096x2048 3000x5120x3072 128x8192x4096)
+        [ "$op" != ag_gemm ] || shapes=(2048x14336x4096 8192x14336x4096 512x14336x4096 16384x5120x8192 4096x3072x4096 64x3072x4096
+          1000x25600x5120 16384x7168x8192 8192x7168x8192 4096x1280x8192 256x14336x8192 32768x2560x4096 3000x9728x2560 128x5120x8192)
+        # shellcheck disable=SC2046 # a word each
+        ./choices_bench --devices "$devices" "${across[@]}" --op "$op" $(printf -- "--shape %s " "${shapes[@]}") --launches 15 \
+          --check-up-to 2100 --json "$out/choices_${world}_$op.json" || return
+      done ;;
     sweep_one | sweep_two)
       local groups=() all=() count op
       for count in 0 3 6 12 24 48 96 192; do groups+=(--streams "$count"); done
@@ -252,7 +268,7 @@ measured() {
   status=$?
   seen=$(counts "$log")
   case $status:$name:$seen in
-    0:core:* | 0:rails:* | 0:torch:* | 0:sweep_* | 0:ring_*:* | 0:moe_*:* | 0:layer*:* | 0:*_figures:* | 0:collective_two_nodes:*) word=ok ;;
+    0:core:* | 0:rails:* | 0:torch:* | 0:choices* | 0:sweep_* | 0:ring_*:* | 0:moe_*:* | 0:layer*:* | 0:*_figures:* | 0:collective_two_nodes:*) word=ok ;;
     0:*:nothing) word="LOOKED AT NOTHING" ;;
     0:*) word=ok ;;
     124:* | 137:*) word="cut off after ${seconds:-0} s" ;;
