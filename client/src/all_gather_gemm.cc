@@ -35,9 +35,10 @@ struct AllGatherGemmKind {
                        const kernels::GemmCpuOptions& options) {
     return Cpu::create(plan, context, options);
   }
-  static Status check(const DeviceArguments&) { return {}; }  // the executors do
+  static Status check(const kernels::GemmMatrices&) { return {}; }  // the executors do
 
-  static auto launch(Cpu& cpu, const DeviceArguments& given, std::uint32_t m, kernels::Mode mode) {
+  static auto launch(Cpu& cpu, const kernels::GemmMatrices& given, std::uint32_t m,
+                     kernels::Mode mode) {
     return cpu.launch(given.a, given.lda, given.b, given.ldb, given.c, given.ldc, m, mode,
                       given.gathered, given.bias);
   }
@@ -83,11 +84,11 @@ Status AllGatherGemm::launch_on(CudaStream stream, const void* a_shard, const vo
   return impl_->launch_on(stream, {a_shard, b, c, gathered}, m, options);
 }
 Result<LaunchStats> AllGatherGemm::launch(const GemmArguments& arguments, LaunchOptions options) {
-  return impl_->launch(DeviceArguments::of(arguments), arguments.m, options);
+  return impl_->launch(matrices_of(arguments), arguments.m, options);
 }
 Status AllGatherGemm::launch_on(CudaStream stream, const GemmArguments& arguments,
                                 LaunchOptions options) {
-  return impl_->launch_on(stream, DeviceArguments::of(arguments), arguments.m, options);
+  return impl_->launch_on(stream, matrices_of(arguments), arguments.m, options);
 }
 Status AllGatherGemm::status() const { return impl_->status(); }
 Result<LaunchStats> AllGatherGemm::finish(CudaStream stream) { return impl_->finish(stream); }

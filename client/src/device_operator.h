@@ -16,6 +16,7 @@
 #include "kernels/comm/trace_event.h"
 #include "kernels/comm/types.h"
 #include "kernels/cuda/host/collective.h"
+#include "kernels/cuda/host/gemm_matrices.h"
 #include "kernels/ops/combine/device_input.h"
 #include "kernels/ops/combine/geometry.h"
 #include "kernels/ops/moe/launch.h"
@@ -46,22 +47,6 @@ class DeviceOperator {
 
 // --- The products over all ranks ---
 
-/// What a launch is given; on a GPU, in its memory.
-struct DeviceArguments {
-  const void* a = nullptr;
-  const void* b = nullptr;
-  void* c = nullptr;
-  void* gathered = nullptr;  ///< AllGather+GEMM
-  const void* bias = nullptr;
-  std::uint64_t lda = 0;  ///< 0: without gaps, until checked_matrices() has filled it in
-  std::uint64_t ldb = 0;
-  std::uint64_t ldc = 0;
-
-  static DeviceArguments of(const GemmArguments& given) {
-    return {given.a, given.b, given.c, given.gathered, given.bias, given.lda, given.ldb, given.ldc};
-  }
-};
-
 struct DeviceShape {
   kernels::Shape shape;
   kernels::DType dtype;
@@ -73,7 +58,7 @@ struct DeviceShape {
 class DeviceGemm : public DeviceOperator {
  public:
   /// On the stream, without waiting.
-  virtual Status launch(CudaStream stream, const DeviceArguments& arguments, std::uint32_t m,
+  virtual Status launch(CudaStream stream, const kernels::GemmMatrices& of, std::uint32_t m,
                         kernels::Mode mode) = 0;
   virtual const void* output() const { return nullptr; }
   virtual void* input() const { return nullptr; }

@@ -42,12 +42,13 @@ struct GemmAllReduceKind {
                        const kernels::GemmCpuOptions& options) {
     return Cpu::create(plan, k, context, options);
   }
-  static Status check(const DeviceArguments& given) {
+  static Status check(const kernels::GemmMatrices& given) {
     if (given.a != nullptr && given.b != nullptr) return {};
     return fail(ErrorCode::kInvalidArgument, "gemm-ar was launched without A or B");
   }
 
-  static auto launch(Cpu& cpu, const DeviceArguments& given, std::uint32_t m, kernels::Mode mode) {
+  static auto launch(Cpu& cpu, const kernels::GemmMatrices& given, std::uint32_t m,
+                     kernels::Mode mode) {
     return cpu.launch(given.a, given.lda, given.b, given.ldb, given.c, given.ldc, m, mode,
                       given.bias);
   }
@@ -93,11 +94,11 @@ Status GemmAllReduce::launch_on(CudaStream stream, const void* a, const void* b,
   return impl_->launch_on(stream, {a, b, c}, m, options);
 }
 Result<LaunchStats> GemmAllReduce::launch(const GemmArguments& arguments, LaunchOptions options) {
-  return impl_->launch(DeviceArguments::of(arguments), arguments.m, options);
+  return impl_->launch(matrices_of(arguments), arguments.m, options);
 }
 Status GemmAllReduce::launch_on(CudaStream stream, const GemmArguments& arguments,
                                 LaunchOptions options) {
-  return impl_->launch_on(stream, DeviceArguments::of(arguments), arguments.m, options);
+  return impl_->launch_on(stream, matrices_of(arguments), arguments.m, options);
 }
 Status GemmAllReduce::status() const { return impl_->status(); }
 Result<LaunchStats> GemmAllReduce::finish(CudaStream stream) { return impl_->finish(stream); }

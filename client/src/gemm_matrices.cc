@@ -78,12 +78,12 @@ Status check_placed(std::string_view op, const Placed& matrix, const char* pitch
 
 }  // namespace
 
-Result<DeviceArguments> checked_matrices(std::string_view op, const DeviceShape& shape,
-                                         const GemmRows& rows, const DeviceArguments& given,
-                                         bool on_device) {
+Result<kernels::GemmMatrices> checked_matrices(std::string_view op, const DeviceShape& shape,
+                                               const GemmRows& rows,
+                                               const kernels::GemmMatrices& given, bool on_device) {
   const kernels::Shape& of = shape.shape;
   const bool kn = shape.b_layout == kernels::BLayout::kKN;
-  DeviceArguments full = given;
+  kernels::GemmMatrices full = given;
   if (full.lda == 0) full.lda = of.k;
   if (full.ldb == 0) full.ldb = kn ? of.n : of.k;
   const std::uint32_t c_columns = shape.result.epilogue.columns_of(of.n);

@@ -17,12 +17,17 @@ struct GemmRows {
   std::uint64_t c = 0;
 };
 
+/// A public launch's; 0 pitches: without gaps, until checked_matrices() has filled them in.
+inline kernels::GemmMatrices matrices_of(const GemmArguments& given) {
+  return {given.a, given.b, given.c, given.gathered, given.bias, given.lda, given.ldb, given.ldc};
+}
+
 /// `given` with its pitches, where they are 0 those of matrices without gaps. kInvalidArgument,
 /// with the numbers, when rows overlap each other, or what is written shares memory with anything
 /// else. Also, `on_device`, when the copy engine cannot go by an address or a pitch. Matrices that
 /// are missing are for the executor to refuse.
-Result<DeviceArguments> checked_matrices(std::string_view op, const DeviceShape& shape,
-                                         const GemmRows& rows, const DeviceArguments& given,
-                                         bool on_device);
+Result<kernels::GemmMatrices> checked_matrices(std::string_view op, const DeviceShape& shape,
+                                               const GemmRows& rows,
+                                               const kernels::GemmMatrices& given, bool on_device);
 
 }  // namespace mk

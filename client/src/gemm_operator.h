@@ -15,9 +15,10 @@
 ///                                                  const kernels::GemmCpuOptions&);
 ///     static constexpr auto make_device;             // make_device_gemm_rs
 ///     static constexpr auto device_bytes;            // device_workspace_gemm_rs
-///     static Status check(const DeviceArguments&);   // before either executor
+///     static Status check(const kernels::GemmMatrices&);   // before either executor
 ///     static GemmRows rows(const AttachOptions&, std::uint64_t m);
-///     static Result<kernels::LaunchStats> launch(Cpu&, const DeviceArguments&, std::uint32_t m,
+///     static Result<kernels::LaunchStats> launch(Cpu&, const kernels::GemmMatrices&, std::uint32_t
+///     m,
 ///                                                kernels::Mode);
 #pragma once
 
@@ -88,8 +89,9 @@ class __attribute__((visibility("hidden"))) GemmOperator
     return Kind::workspace_bytes(plan);
   }
 
-  Result<LaunchStats> launch(const DeviceArguments& given, std::uint64_t m, LaunchOptions options) {
-    MK_ASSIGN_OR_RETURN(const DeviceArguments arguments, checked(given, m));
+  Result<LaunchStats> launch(const kernels::GemmMatrices& given, std::uint64_t m,
+                             LaunchOptions options) {
+    MK_ASSIGN_OR_RETURN(const kernels::GemmMatrices arguments, checked(given, m));
     if (device() != nullptr) {
       return run_on_device(Kind::kName, *session_, *device(), [&](CudaStream stream) {
         return put_on(stream, arguments, m, options);
@@ -102,10 +104,10 @@ class __attribute__((visibility("hidden"))) GemmOperator
     }));
   }
 
-  Status launch_on(CudaStream stream, const DeviceArguments& given, std::uint64_t m,
+  Status launch_on(CudaStream stream, const kernels::GemmMatrices& given, std::uint64_t m,
                    LaunchOptions options) {
     return launch_on_device(Kind::kName, *session_, device(), [&]() -> Status {
-      MK_ASSIGN_OR_RETURN(const DeviceArguments arguments, checked(given, m));
+      MK_ASSIGN_OR_RETURN(const kernels::GemmMatrices arguments, checked(given, m));
       return put_on(stream, arguments, m, options);
     });
   }
@@ -139,7 +141,7 @@ class __attribute__((visibility("hidden"))) GemmOperator
   }
 
   /// A launch's arguments with their pitches.
-  Result<DeviceArguments> checked(const DeviceArguments& given, std::uint64_t m) const {
+  Result<kernels::GemmMatrices> checked(const kernels::GemmMatrices& given, std::uint64_t m) const {
     MK_RETURN_IF_ERROR(Kind::check(given));
     MK_RETURN_IF_ERROR(check_m(m));
     if (given.c == nullptr && Kind::kKeepsOutput && !core().claim_all()) {
@@ -157,7 +159,7 @@ class __attribute__((visibility("hidden"))) GemmOperator
     return fail(ErrorCode::kInvalidArgument, "{} was created for m from 1 to {}; launched with {}",
                 Kind::kName, shape_.shape.m, m);
   }
-  Status put_on(CudaStream stream, const DeviceArguments& arguments, std::uint64_t m,
+  Status put_on(CudaStream stream, const kernels::GemmMatrices& arguments, std::uint64_t m,
                 LaunchOptions options) {
     device()->set_tag(options.tag);
     return device()->launch(stream, arguments, static_cast<std::uint32_t>(m),

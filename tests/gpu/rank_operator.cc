@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <type_traits>
 #include <utility>
 
 #include "kernels/cuda/host/operator_frame.h"
@@ -25,54 +26,39 @@ struct Strides {
   std::uint64_t a, b, c;
 };
 
-class AgGemmRank : public RankOperator {
+/// AgGemmCuda, GemmRsCuda or GemmArCuda. `k`: what rows in the workspace are apart.
+template <class Operator>
+class GemmRank : public RankOperator {
  public:
-  AgGemmRank(std::unique_ptr<kernels::AgGemmCuda> op, Strides strides, std::uint64_t k)
+  GemmRank(std::unique_ptr<Operator> op, Strides strides, std::uint64_t k)
       : op_(std::move(op)), strides_(strides), k_(k) {}
   Status launch(cudaStream_t stream, const void* a, const void* b, void* c, void* gathered,
                 const void* bias, std::uint32_t m, kernels::Mode mode) override {
-    const std::uint64_t lda = a == op_->input() ? k_ : strides_.a;
-    return op_->launch(stream, a, lda, b, strides_.b, c, strides_.c, m, mode, gathered, bias);
+    const std::uint64_t lda = a != nullptr && a == input() ? k_ : strides_.a;
+    return op_->launch(stream, {a, b, c, gathered, bias, lda, strides_.b, strides_.c}, m, mode);
   }
   Status status() const override { return op_->status(); }
   Result<kernels::LaunchStats> finish(cudaStream_t stream) override { return op_->finish(stream); }
   const kernels::RoleBlocks& blocks() const override { return op_->blocks(); }
   std::uint32_t stream_groups() const override { return op_->stream_groups(); }
   std::string progress() const override { return op_->progress(); }
-  const kernels::AgGemmCuda* ag_gemm() const override { return op_.get(); }
-  void* input() const override { return op_->input(); }
-
- private:
-  std::unique_ptr<kernels::AgGemmCuda> op_;
-  Strides strides_;
-  std::uint64_t k_;  ///< what rows in the workspace are apart
-};
-
-/// GemmRsCuda and GemmArCuda.
-template <class Operator>
-class SumRank : public RankOperator {
- public:
-  SumRank(std::unique_ptr<Operator> op, Strides strides) : op_(std::move(op)), strides_(strides) {}
-  Status launch(cudaStream_t stream, const void* a, const void* b, void* c, void* /*gathered*/,
-                const void* bias, std::uint32_t m, kernels::Mode mode) override {
-    return op_->launch(stream, a, strides_.a, b, strides_.b, c, strides_.c, m, mode, bias);
+  const kernels::AgGemmCuda* ag_gemm() const override {
+    if constexpr (std::is_same_v<Operator, kernels::AgGemmCuda>) return op_.get();
+    return nullptr;
   }
-  Status status() const override { return op_->status(); }
-  Result<kernels::LaunchStats> finish(cudaStream_t stream) override { return op_->finish(stream); }
-  const kernels::RoleBlocks& blocks() const override { return op_->blocks(); }
-  std::uint32_t stream_groups() const override { return op_->stream_groups(); }
-  std::string progress() const override { return op_->progress(); }
+  void* input() const override {
+    if constexpr (requires { op_->input(); }) return op_->input();
+    return nullptr;
+  }
   const void* output() const override {
-    if constexpr (requires { op_->output(); }) {
-      return op_->output();
-    } else {
-      return nullptr;
-    }
+    if constexpr (requires { op_->output(); }) return op_->output();
+    return nullptr;
   }
 
  private:
   std::unique_ptr<Operator> op_;
   Strides strides_;
+  std::uint64_t k_;
 };
 
 }  // namespace
@@ -135,14 +121,16 @@ std::unique_ptr<RankOperator> make_operator(const JobSetup& setup, const Plan& p
   const Strides strides{k + setup.gap, b_length + setup.gap, setup.c_columns() + setup.gap};
   switch (setup.op) {
     case Op::kAgGemm:
-      return std::make_unique<AgGemmRank>(
+      return std::make_unique<GemmRank<kernels::AgGemmCuda>>(
           or_exit(kernels::AgGemmCuda::create(plan.ag, context, options)), strides, k);
     case Op::kGemmRs:
-      return std::make_unique<SumRank<kernels::GemmRsCuda>>(
-          or_exit(kernels::GemmRsCuda::create(plan.rs, setup.k[rank], context, options)), strides);
+      return std::make_unique<GemmRank<kernels::GemmRsCuda>>(
+          or_exit(kernels::GemmRsCuda::create(plan.rs, setup.k[rank], context, options)), strides,
+          k);
     case Op::kGemmAr:
-      return std::make_unique<SumRank<kernels::GemmArCuda>>(
-          or_exit(kernels::GemmArCuda::create(plan.ar, setup.k[rank], context, options)), strides);
+      return std::make_unique<GemmRank<kernels::GemmArCuda>>(
+          or_exit(kernels::GemmArCuda::create(plan.ar, setup.k[rank], context, options)), strides,
+          k);
   }
   std::abort();
 }

@@ -1,6 +1,5 @@
 /// \file
-/// What operators on a GPU have in common: the memory, the kernels, the barrier. gemm.h adds what
-/// the products over all ranks have in common.
+/// What operators on a GPU have in common: the memory, the kernels, the barrier.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -90,6 +89,15 @@ class CudaOperator : public Interface {
   const CudaStream stream_;
   int device_ = 0;
 };
+
+template <class Plan>
+std::uint64_t workspace_bytes_of(const Plan& plan) {
+  if constexpr (requires { plan.workspace_bytes(); }) {
+    return plan.workspace_bytes();
+  } else {
+    return plan.workspace_bytes;
+  }
+}
 
 /// From the agreed plan to the operator. `create(memory)` makes the kernels' side of it; `more`
 /// follows in Operator's constructor.

@@ -12,18 +12,9 @@
 #include <cstdint>
 #include <memory>
 
-#include "client/src/cuda/gemm.h"
+#include "client/src/cuda/own_plan.h"
 
 namespace mk {
-
-template <class Plan>
-std::uint64_t workspace_bytes_of(const Plan& plan) {
-  if constexpr (requires { plan.workspace_bytes(); }) {
-    return plan.workspace_bytes();
-  } else {
-    return plan.workspace_bytes;
-  }
-}
 
 /// Not collective.
 template <class Kind, class Shape>

@@ -14,6 +14,7 @@
 #include "kernels/comm/tile_grid.h"
 #include "kernels/cuda/core/tile_limits.h"
 #include "kernels/cuda/host/adaptive_blocks.h"
+#include "kernels/cuda/host/gemm_matrices.h"
 #include "kernels/cuda/host/operator_arguments.h"
 #include "kernels/cuda/host/operator_frame.h"
 #include "kernels/cuda/host/operator_inputs.h"
@@ -157,9 +158,9 @@ class OperatorBase {
       told.tiles = arguments_.launch.schedule.tiles();
   }
   /// Puts the launch on the stream, with what is in the arguments besides these.
-  Status enqueue(cudaStream_t stream, void* c, std::uint64_t ldc) {
-    arguments_.c = c;
-    arguments_.ldc = ldc;
+  Status enqueue(cudaStream_t stream, const GemmMatrices& of) {
+    arguments_.c = of.c;
+    arguments_.ldc = of.ldc;
     MK_RETURN_IF_ERROR(frame_.put_on(stream, *kernel_, arguments_));
     queued_ = {arguments_.launch.m, arguments_.launch.mode, estimate_};
     if (adaptive_ != nullptr)

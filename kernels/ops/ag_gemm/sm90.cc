@@ -164,16 +164,14 @@ Result<bool> AgGemmCuda::create_dma(const CudaOptions& options) {
   return true;
 }
 
-Status AgGemmCuda::launch(cudaStream_t stream, const void* a_shard, std::uint64_t lda,
-                          const void* b, std::uint64_t ldb, void* c, std::uint64_t ldc,
-                          std::uint32_t m, Mode mode, void* gathered, const void* bias) {
+Status AgGemmCuda::launch(cudaStream_t stream, const GemmMatrices& of, std::uint32_t m, Mode mode) {
   MK_RETURN_IF_ERROR(cuda::check_m(kOp, m, plan_.max.m));
-  MK_RETURN_IF_ERROR(cuda::check_c(kOp, c, ldc, plan_.result_columns()));
-  MK_RETURN_IF_ERROR(cuda::check_bias(kOp, plan_.epilogue, bias));
-  if (reinterpret_cast<std::uintptr_t>(gathered) % 16 != 0)
+  MK_RETURN_IF_ERROR(cuda::check_c(kOp, of.c, of.ldc, plan_.result_columns()));
+  MK_RETURN_IF_ERROR(cuda::check_bias(kOp, plan_.epilogue, of.bias));
+  if (reinterpret_cast<std::uintptr_t>(of.gathered) % 16 != 0)
     return fail(ErrorCode::kInvalidArgument, "{}: gathered must lie at a multiple of 16 bytes",
                 kOp);
-  MK_ASSIGN_OR_RETURN(const bool in_place, plan_.in_place(arguments_.launch.context, a_shard, lda));
+  MK_ASSIGN_OR_RETURN(const bool in_place, plan_.in_place(arguments_.launch.context, of.a, of.lda));
   const cuda::OnDevice on_device(device());
   planned_.problem.in_place = in_place;
   choose_form(stream, m, mode);
@@ -182,22 +180,22 @@ Status AgGemmCuda::launch(cudaStream_t stream, const void* a_shard, std::uint64_
   // Shards of one row more may have lower tiles.
   const std::uint32_t tile_rows =
       std::max(schedule.small_grid().tile_rows(), schedule.large_grid().tile_rows());
-  MK_RETURN_IF_ERROR(set_product(a_shard, lda, shard_rows, tile_rows, b, ldb));
-  MK_RETURN_IF_ERROR(make_maps(c, ldc, m));
-  set_epilogue(bias);
+  MK_RETURN_IF_ERROR(set_product(of.a, of.lda, shard_rows, tile_rows, of.b, of.ldb));
+  MK_RETURN_IF_ERROR(make_maps(of.c, of.ldc, m));
+  set_epilogue(of.bias);
   if (shard_rows == 0) arguments_.product.a = arguments_.gathered;  // nothing is loaded by it
   arguments_.launch.shard =
-      GatherSource::of(a_shard, lda * kElementBytes, plan_.gather.row_bytes, shard_rows);
+      GatherSource::of(of.a, of.lda * kElementBytes, plan_.gather.row_bytes, shard_rows);
   arguments_.launch.in_place = in_place;
   arguments_.launch.sharing =
       ag_gemm_sharing(schedule.gather(), blocks(), shard_rows, dma_ != nullptr);
   arguments_.launch.onward = ag_gemm_passing_on(schedule.gather(), blocks(), m, passes_on_by_dma());
-  arguments_.launch.gathered = static_cast<std::byte*>(gathered);
+  arguments_.launch.gathered = static_cast<std::byte*>(of.gathered);
   arguments_.launch.collect_parts = ag_gemm_collect_parts(schedule.gather(), blocks(), m);
-  if (!dma_) return enqueue(stream, c, ldc);
+  if (!dma_) return enqueue(stream, of);
   if (!dma_status_) return dma_status_;
   MK_RETURN_IF_ERROR(dma_->mark(stream));
-  MK_RETURN_IF_ERROR(enqueue(stream, c, ldc));
+  MK_RETURN_IF_ERROR(enqueue(stream, of));
   dma_status_ = queue_dma();
   if (const Status joined = dma_->join(stream); dma_status_) dma_status_ = joined;
   return dma_status_;

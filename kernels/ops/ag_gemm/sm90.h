@@ -43,15 +43,11 @@ class AgGemmCuda : public cuda::OperatorBase<AgGemmPlan, cuda::AgGemmArguments> 
                                                     const RankContext& context,
                                                     const CudaOptions& options);
 
-  /// `a_shard`: this rank's rows of A, shard_of(m, world size, rank) of k elements, `lda` apart;
-  /// may be null when they are none. `b`: per BLayout, `ldb` apart; `c`: m rows of result_columns()
-  /// elements, `ldc` apart; `gathered`: null, or room for the whole A, m rows of k elements without
-  /// gaps. `bias`: n elements, or null, as the plan says. None of them may overlap another or lie
-  /// in the workspace, but for a shard at `input()`. Addresses are multiples of 16 bytes, n, k and
-  /// leading dimensions multiples of 8.
-  Status launch(cudaStream_t stream, const void* a_shard, std::uint64_t lda, const void* b,
-                std::uint64_t ldb, void* c, std::uint64_t ldc, std::uint32_t m,
-                Mode mode = Mode::kFused, void* gathered = nullptr, const void* bias = nullptr);
+  /// `of`: rows shard_of(m, world size, rank) of A, and all m rows of C, of result_columns()
+  /// elements. None of them may overlap another or lie in the workspace, but for a shard at
+  /// `input()`. n and k are multiples of 8.
+  Status launch(cudaStream_t stream, const GemmMatrices& of, std::uint32_t m,
+                Mode mode = Mode::kFused);
   /// See AgGemmPlan::input. A launch with a shard elsewhere may overwrite it.
   void* input() const { return plan_.input(arguments_.launch.context); }
   /// How the rows of the node's other ranks arrive.

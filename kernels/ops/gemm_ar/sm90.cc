@@ -36,12 +36,10 @@ Status GemmArCuda::start(const RankContext& context, const CudaOptions& options)
   return {};
 }
 
-Status GemmArCuda::launch(cudaStream_t stream, const void* a, std::uint64_t lda, const void* b,
-                          std::uint64_t ldb, void* c, std::uint64_t ldc, std::uint32_t m, Mode mode,
-                          const void* bias) {
+Status GemmArCuda::launch(cudaStream_t stream, const GemmMatrices& of, std::uint32_t m, Mode mode) {
   MK_RETURN_IF_ERROR(cuda::check_m(kOp, m, plan_.max.m));
-  if (c != nullptr) MK_RETURN_IF_ERROR(cuda::check_c(kOp, c, ldc, plan_.result_columns()));
-  MK_RETURN_IF_ERROR(cuda::check_bias(kOp, plan_.epilogue, bias));
+  if (of.c != nullptr) MK_RETURN_IF_ERROR(cuda::check_c(kOp, of.c, of.ldc, plan_.result_columns()));
+  MK_RETURN_IF_ERROR(cuda::check_bias(kOp, plan_.epilogue, of.bias));
   const cuda::OnDevice on_device(device());
   choose_form(stream, m, mode);
   const GemmArSchedule& schedule = arguments_.launch.schedule;
@@ -50,11 +48,11 @@ Status GemmArCuda::launch(cudaStream_t stream, const void* a, std::uint64_t lda,
   // they are computed in full and right.
   const std::uint32_t rows =
       world().size() == 1 ? std::min(m, cuda::kTileRowsMax) : schedule.tile_rows();
-  MK_RETURN_IF_ERROR(set_product(a, lda, m, rows, b, ldb));
+  MK_RETURN_IF_ERROR(set_product(of.a, of.lda, m, rows, of.b, of.ldb));
   MK_RETURN_IF_ERROR(make_places(schedule));
-  set_epilogue(bias);
+  set_epilogue(of.bias);
   if (world().size() == 1) arguments_.numbered = schedule.grid();
-  return enqueue(stream, c, ldc);
+  return enqueue(stream, of);
 }
 
 Status GemmArCuda::make_places(const GemmArSchedule& schedule) {

@@ -37,17 +37,14 @@ class GemmArCuda : public cuda::OperatorBase<GemmArPlan, cuda::GemmArArguments> 
   /// operator do not overlap. All ranks launch equally often and with the same `m`. Ranks that
   /// share a device launch on streams of their own.
   ///
-  /// `a`: m rows of k elements, `lda` apart; `b`: per BLayout, `ldb` apart; `c`: m rows of the
-  /// plan's result_columns() elements, `ldc` apart, or null when `output()` is enough (and faster).
-  /// `bias`: n elements, the same on all ranks, or null, as the plan says. Addresses are multiples
-  /// of 16 bytes, n, k and leading dimensions multiples of 8.
+  /// `of`: m rows of A and of C, of the plan's result_columns() elements; C null when `output()` is
+  /// enough (and faster). n and k are multiples of 8.
   ///
   /// kInvalidArgument changes nothing. A launch that fails while it runs breaks the operator for
   /// good: it ends, with C undefined, as do all later ones; `status()` and later calls give its
   /// error.
-  Status launch(cudaStream_t stream, const void* a, std::uint64_t lda, const void* b,
-                std::uint64_t ldb, void* c, std::uint64_t ldc, std::uint32_t m,
-                Mode mode = Mode::kFused, const void* bias = nullptr);
+  Status launch(cudaStream_t stream, const GemmMatrices& of, std::uint32_t m,
+                Mode mode = Mode::kFused);
 
   /// C of the last launch, row-major, `plan().result_columns()` elements a row, in the workspace;
   /// overwritten by the next launch of any rank.

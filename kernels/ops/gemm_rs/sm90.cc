@@ -32,13 +32,11 @@ Status GemmRsCuda::start(const RankContext& context, const CudaOptions& options)
   return {};
 }
 
-Status GemmRsCuda::launch(cudaStream_t stream, const void* a, std::uint64_t lda, const void* b,
-                          std::uint64_t ldb, void* c, std::uint64_t ldc, std::uint32_t m, Mode mode,
-                          const void* bias) {
+Status GemmRsCuda::launch(cudaStream_t stream, const GemmMatrices& of, std::uint32_t m, Mode mode) {
   MK_RETURN_IF_ERROR(cuda::check_m(kOp, m, plan_.max.m));
   if (shard_of(m, world().size(), world().rank()).count != 0)
-    MK_RETURN_IF_ERROR(cuda::check_c(kOp, c, ldc, plan_.result_columns()));
-  MK_RETURN_IF_ERROR(cuda::check_bias(kOp, plan_.epilogue, bias));
+    MK_RETURN_IF_ERROR(cuda::check_c(kOp, of.c, of.ldc, plan_.result_columns()));
+  MK_RETURN_IF_ERROR(cuda::check_bias(kOp, plan_.epilogue, of.bias));
   const cuda::OnDevice on_device(device());
   choose_form(stream, m, mode);
   const GemmRsSchedule& schedule = arguments_.launch.schedule;
@@ -47,11 +45,11 @@ Status GemmRsCuda::launch(cudaStream_t stream, const void* a, std::uint64_t lda,
   const std::uint32_t rows =
       alone ? std::min(m, cuda::kTileRowsMax)
             : std::max(schedule.large_grid().tile_rows(), schedule.small_grid().tile_rows());
-  MK_RETURN_IF_ERROR(set_product(a, lda, m, rows, b, ldb));
-  MK_RETURN_IF_ERROR(make_places(schedule, c, ldc));
-  set_epilogue(bias);
+  MK_RETURN_IF_ERROR(set_product(of.a, of.lda, m, rows, of.b, of.ldb));
+  MK_RETURN_IF_ERROR(make_places(schedule, of.c, of.ldc));
+  set_epilogue(of.bias);
   if (alone) arguments_.numbered = schedule.grid(0);
-  return enqueue(stream, c, ldc);
+  return enqueue(stream, of);
 }
 
 Status GemmRsCuda::make_places(const GemmRsSchedule& schedule, void* c, std::uint64_t ldc) {

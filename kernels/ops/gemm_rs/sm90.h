@@ -27,12 +27,10 @@ class GemmRsCuda : public cuda::OperatorBase<GemmRsPlan, cuda::GemmRsArguments> 
                                                     const RankContext& context,
                                                     const CudaOptions& options);
 
-  /// `a`: m rows of k elements, `lda` apart; `b`: per BLayout, `ldb` apart; `c_shard`: this rank's
-  /// rows of C, `ldc` apart; may be null when they are none; `bias`: n elements, or null, as the
-  /// plan says. Addresses are multiples of 16 bytes, n, k and leading dimensions multiples of 8.
-  Status launch(cudaStream_t stream, const void* a, std::uint64_t lda, const void* b,
-                std::uint64_t ldb, void* c_shard, std::uint64_t ldc, std::uint32_t m,
-                Mode mode = Mode::kFused, const void* bias = nullptr);
+  /// `of`: m rows of A, and this rank's rows of C, null when they are none. n and k are multiples
+  /// of 8.
+  Status launch(cudaStream_t stream, const GemmMatrices& of, std::uint32_t m,
+                Mode mode = Mode::kFused);
 
  private:
   using OperatorBase::OperatorBase;

@@ -1,0 +1,33 @@
+#include "client/src/cuda/own_plan.h"
+
+#include <memory>
+#include <utility>
+
+#include "kernels/cuda/host/planned.h"
+
+namespace mk {
+
+Result<kernels::plan::JobPlan> plan_of_device(Session::Impl& session, const Tuning& tuning) {
+  MK_ASSIGN_OR_RETURN(GpuSession* const gpu, session.gpu());
+  cudaDeviceProp properties;
+  if (const cudaError_t error = cudaGetDeviceProperties(&properties, gpu->device());
+      error != cudaSuccess) {
+    return fail(ErrorCode::kUnavailable, "GPU {}: {}", gpu->device(), cudaGetErrorString(error));
+  }
+  const AttachOptions& options = session.options();
+  return own_plan(options.nodes, options.local_size,
+                  {session.fabric(), session.network_bytes_per_s()}, tuning,
+                  kernel_rates(tuning.rates),
+                  kernels::cuda::machine_of(
+                      properties.name, static_cast<std::uint32_t>(properties.multiProcessorCount)));
+}
+
+Result<kernels::CudaOptions> own_options(Session::Impl& session, const DeviceShare& share,
+                                         const Tuning& tuning) {
+  MK_ASSIGN_OR_RETURN(kernels::plan::JobPlan own, plan_of_device(session, tuning));
+  kernels::CudaOptions options = cuda_options(share, tuning);
+  options.job_plan = std::make_shared<const kernels::plan::JobPlan>(std::move(own));
+  return options;
+}
+
+}  // namespace mk
