@@ -22,7 +22,7 @@
 #   gemm       gemm_test, gemm_seams_test
 #   attention, grouped   attention_test; grouped_gemm_test, grouped_seams_test
 #   memcheck   compute-sanitizer over small cases, racecheck over fewer
-#   memcheck_moe   the same over MoE Dispatch+GEMM, GEMM+Combine and Ring Attention
+#   memcheck_moe   the same over MoE Dispatch+GEMM, GEMM+Combine (no racecheck) and Ring Attention
 #   one_node   operators_bench: fused against cuBLAS and NCCL, every element judged
 #   alone      as one_node, each side also in a loop of its own, at its own clock
 #   two_nodes  as one_node, the GPUs as two nodes joined by two mkerneld at 50 GB/s a rail
@@ -175,9 +175,9 @@ step() {
       for case in {ag_gemm,gemm_rs,gemm_ar}_{1x2,2x1}; do sanitize memcheck operators_gpu_test "$case" || return; done
       for case in ag_gemm_1x2 ag_gemm_2x1 gemm_rs_1x2 gemm_ar_2x1; do sanitize racecheck operators_gpu_test "$case" || return; done ;;
     memcheck_moe)
-      for tool in memcheck racecheck; do
-        for case in {moe,combine,ring_attention}_gpu_test:{1x2,2x1}; do sanitize $tool "${case%:*}" "*${case#*:}" || return; done
-      done ;;
+      for case in {moe,combine,ring_attention}_gpu_test:{1x2,2x1}; do sanitize memcheck "${case%:*}" "*${case#*:}" || return; done
+      # GEMM+Combine has what racecheck does not follow (README.md).
+      for case in {moe,ring_attention}_gpu_test:{1x2,2x1}; do sanitize racecheck "${case%:*}" "*${case#*:}" || return; done ;;
     one_node) "${bench[@]}" --launches 20 --check-up-to 32768 --json "$out/operators_x$devices.json" ;;
     alone)
       "${bench[@]}" --launches 10 --alone 0.1 --check-up-to 32768 --json "$out/operators_x${devices}_alone.json" ;;
