@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "tests/gpu/graphs.h"
 #include "tests/gpu/operators_fixture.h"
 
 namespace mk::test {
@@ -70,19 +71,10 @@ TEST_P(Operators, AnAdaptivePartitionInAGraph) {
     check(job, kM, Mode::kFused);
     if (HasFatalFailure()) return;
   }
-  std::vector<cudaGraphExec_t> graphs(job.world());
-  for (std::uint32_t r = 0; r < job.world(); ++r) {
-    job.make_current(r);
-    cudaGraph_t graph = nullptr;
-    require(cudaStreamBeginCapture(job.stream(r), cudaStreamCaptureModeThreadLocal), "capture");
-    const Status launched = job.launch(r, kM);
-    require(cudaStreamEndCapture(job.stream(r), &graph), "capture");
-    ASSERT_TRUE(launched) << launched.error().message;
-    require(cudaGraphInstantiate(&graphs[r], graph, 0), "instantiate");
-    require(cudaGraphUpload(graphs[r], job.stream(r)), "upload");
-    require(cudaStreamSynchronize(job.stream(r)), "upload");
-    require(cudaGraphDestroy(graph), "graph");
-  }
+  Graphs graphs;
+  const Status captured =
+      graphs.capture_all(job, [&](std::uint32_t r) { return job.launch(r, kM); });
+  ASSERT_TRUE(captured) << captured.error().message;
   for (int replay = 0; replay < 20 && !HasFatalFailure(); ++replay) {
     const std::uint64_t inputs = seed();
     for (std::uint32_t r = 0; r < job.world(); ++r) {
@@ -90,10 +82,7 @@ TEST_P(Operators, AnAdaptivePartitionInAGraph) {
       job.poison(r);
       require(cudaStreamSynchronize(job.stream(r)), "inputs");
     }
-    for (std::uint32_t r = 0; r < job.world(); ++r) {
-      job.make_current(r);
-      require(cudaGraphLaunch(graphs[r], job.stream(r)), "replay");
-    }
+    graphs.replay_all(job);
     for (std::uint32_t r = 0; r < job.world(); ++r) {
       const Status finished = job.finish(r);
       ASSERT_TRUE(finished) << finished.error().message;
@@ -102,7 +91,6 @@ TEST_P(Operators, AnAdaptivePartitionInAGraph) {
     // Launches between replays go on with the search.
     if (replay % 4 == 3 && !HasFatalFailure()) check(job, kM, Mode::kFused);
   }
-  for (cudaGraphExec_t graph : graphs) cudaGraphExecDestroy(graph);
 }
 
 }  // namespace

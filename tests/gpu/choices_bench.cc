@@ -26,9 +26,7 @@
 #include "kernels/plan/choose.h"
 #include "kernels/plan/legal.h"
 #include "kernels/plan/model.h"
-#include "tests/gpu/bench_options.h"
-#include "tests/gpu/daemon_nodes.h"
-#include "tests/gpu/devices.h"
+#include "tests/gpu/bench_devices.h"
 #include "tests/gpu/operator_ranks.h"
 #include "tests/gpu/stopwatch.h"
 
@@ -45,8 +43,7 @@ using mk::test::Stopwatch;
 using mk::test::Timing;
 using Json = nlohmann::ordered_json;
 
-struct Options : mk::test::BenchOptions {
-  int devices = 1;
+struct Options : mk::test::DeviceOptions {
   std::size_t candidates = 64;
 };
 
@@ -167,14 +164,7 @@ bool measure(const Options& options, const BenchRun& run, DaemonNodes* daemons, 
   JobSetup setup = mk::test::setup_of(options, run);
   setup.devices = options.devices;
   setup.in_workspace = run.op == mk::test::Op::kGemmAr;
-  if (daemons != nullptr) {
-    setup.join = [&](std::uint64_t bytes, std::uint32_t flags) {
-      return daemons->memory(bytes, flags);
-    };
-  }
-  const auto attach = [&] {
-    if (daemons != nullptr) daemons->attach();
-  };
+  const auto attach = [&] { setup.join = mk::test::join_of(daemons); };
   const plan::Machine machine = machine_here();
   const plan::Problem problem = problem_of(setup);
   const auto with = [&](const plan::Candidate& candidate) {
@@ -272,39 +262,15 @@ int usage() {
 
 int run(int argc, char** argv) {
   Options options;
-  for (int i = 1; i < argc; ++i) {
-    const std::string argument = argv[i];
-    if (i + 1 == argc) return usage();
-    const std::string value = argv[++i];
-    const auto taken = options.take(argument, value);
-    if (taken == Options::Taken::kYes) continue;
-    if (taken == Options::Taken::kWrong) return usage();
-    if (argument == "--devices") {
-      options.devices = std::atoi(value.c_str());
-    } else if (argument == "--candidates") {
-      options.candidates = static_cast<std::size_t>(std::atoi(value.c_str()));
-    } else {
-      return usage();
-    }
-  }
-  if (options.devices < 1 || options.nodes < 1 || options.candidates < 1) return usage();
-  if (!options.settle()) return 2;
-  if (options.ranks == 0) options.ranks = static_cast<std::uint32_t>(options.devices);
-  options.devices = std::min(options.devices, static_cast<int>(options.ranks));
-  if (options.ranks % options.nodes != 0) return usage();
-  std::unique_ptr<DaemonNodes> daemons;
-  if (options.nodes > 1) {
-    // Before this process asks CUDA anything: see operators_bench.
-    daemons = std::make_unique<DaemonNodes>(
-        options.nodes, options.locals(),
-        mk::test::dealt_out(options.ranks, static_cast<std::uint32_t>(options.devices)),
-        options.mkerneld, options.link_bandwidth);
-  }
-  if (options.devices > mk::test::device_count()) {
-    fmt::print(stderr, "{} devices are asked for, and {} are there\n", options.devices,
-               mk::test::device_count());
-    return 1;
-  }
+  const auto own = [&](const std::string& argument, const std::string& value) {
+    if (argument != "--candidates") return false;
+    options.candidates = static_cast<std::size_t>(std::atoi(value.c_str()));
+    return true;
+  };
+  if (!mk::test::take_all(argc, argv, options, own) || options.candidates < 1) return usage();
+  if (!mk::test::settle_ranks(options)) return 2;
+  const std::unique_ptr<DaemonNodes> daemons = mk::test::daemons_of(options);
+  if (!mk::test::has_devices(options)) return 1;
   Json rows = Json::array();
   const bool right = mk::test::run_all(
       options, [&](const BenchRun& one) { return measure(options, one, daemons.get(), rows); });

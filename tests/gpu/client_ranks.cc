@@ -10,6 +10,7 @@
 #include "tests/gpu/client_combine.h"
 #include "tests/gpu/client_moe.h"
 #include "tests/gpu/client_ring.h"
+#include "tests/gpu/graphs.h"
 #include "tests/gpu/summed_reference.h"
 
 namespace mk {
@@ -153,26 +154,19 @@ std::string launch_one_by_one(Lane<Tensors>& lane, const AttachOptions& at, Oper
 
 template <class Operator, class Tensors>
 std::string replay(Lane<Tensors>& lane, const AttachOptions& at, Operator& op, const Work& work) {
-  cudaGraph_t graph = nullptr;
-  cudaGraphExec_t replay = nullptr;
-  test::require(cudaStreamBeginCapture(lane.stream(), cudaStreamCaptureModeThreadLocal), "capture");
-  const Status captured = lane.launch(op, work.m);
-  test::require(cudaStreamEndCapture(lane.stream(), &graph), "end of capture");
+  test::Graphs graphs;
+  const Status captured = graphs.capture(lane.stream(), [&] { return lane.launch(op, work.m); });
   MK_TRY_STEP(captured, "launch into a graph");
-  test::require(cudaGraphInstantiate(&replay, graph, 0), "graph");
-  test::require(cudaGraphUpload(replay, lane.stream()), "graph");
   std::string wrong;
   for (std::uint32_t launch = 0; wrong.empty() && launch < work.launches; ++launch) {
     MK_TRY_STEP(lane.draw(launch), "inputs");
-    test::require(cudaGraphLaunch(replay, lane.stream()), "replay");
+    graphs.replay(0, lane.stream());
     const auto stats = op.finish(lane.stream());
     MK_TRY_STEP(stats, fmt::format("replay {}", launch));
     wrong = lane.judge(launch + 1, work.m);
     if (wrong.empty() && stats->epoch != launch + 1)
       wrong = fmt::format("rank {}, replay {}: epoch {}", at.rank, launch, stats->epoch);
   }
-  cudaGraphExecDestroy(replay);
-  cudaGraphDestroy(graph);
   return wrong;
 }
 

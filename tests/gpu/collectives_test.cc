@@ -15,6 +15,7 @@
 #include "kernels/ops/all_gather/spec.h"
 #include "kernels/ops/reduce_scatter/spec.h"
 #include "tests/gpu/devices.h"
+#include "tests/gpu/graphs.h"
 #include "tests/gpu/placed_ranks.h"
 #include "tests/kernels/support/reference.h"
 
@@ -333,22 +334,15 @@ TYPED_TEST(CollectiveOnGpu, ACapturedLaunchReplays) {
   setup.n = 128;
   Ranks<TypeParam> ranks(setup);
   ranks.fill(1, 260);
-  std::vector<cudaGraphExec_t> graphs(2);
-  for (std::uint32_t r = 0; r < 2; ++r) {
-    cudaGraph_t graph = nullptr;
-    require(cudaStreamBeginCapture(ranks.stream(r), cudaStreamCaptureModeThreadLocal), "capture");
-    ASSERT_TRUE(ranks.launch(r, 260));
-    require(cudaStreamEndCapture(ranks.stream(r), &graph), "capture");
-    require(cudaGraphInstantiate(&graphs[r], graph, 0), "graph");
-    cudaGraphDestroy(graph);
-  }
+  Graphs graphs;
+  for (std::uint32_t r = 0; r < 2; ++r)
+    ASSERT_TRUE(graphs.capture(ranks.stream(r), [&] { return ranks.launch(r, 260); }));
   for (std::uint64_t seed = 2; seed < 8; ++seed) {
     ranks.fill(seed, 260);
-    for (std::uint32_t r = 0; r < 2; ++r) require(cudaGraphLaunch(graphs[r], ranks.stream(r)), "");
+    for (std::uint32_t r = 0; r < 2; ++r) graphs.replay(r, ranks.stream(r));
     ranks.expect_right(260);
     if (this->HasFailure()) break;
   }
-  for (cudaGraphExec_t graph : graphs) cudaGraphExecDestroy(graph);
 }
 
 TYPED_TEST(CollectiveOnGpu, AMissingRankIsNamedWithinTheDeadline) {

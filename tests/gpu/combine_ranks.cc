@@ -59,7 +59,7 @@ CombineRanks::CombineRanks(const CombineSetup& setup)
     poison_output(r);
     delay(1, stream(r));
   };
-  place_ranks(ranks_, proxy_, places, setup.options, setup.abort, fill_in, create);
+  place_ranks(ranks_, proxy_, places, setup.options, setup.abort, fill_in, create, setup.join);
 }
 
 CombineRanks::~CombineRanks() { end_ranks(ranks_, proxy_); }

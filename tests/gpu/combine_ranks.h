@@ -26,6 +26,7 @@ struct CombineSetup {
   std::uint32_t chunk_bytes = 0;  ///< 0: the plan's
   kernels::CudaOptions options;
   const std::uint32_t* abort = nullptr;  ///< every rank's session abort word
+  JoinNodes join;                        ///< JobSetup::join
   std::uint32_t sets = 1;                ///< of inputs that lie ready
 
   std::uint32_t world() const { return nodes * locals; }
@@ -45,6 +46,7 @@ class CombineRanks {
   std::uint32_t world() const { return setup_.world(); }
   kernels::CombineCuda& op(std::uint32_t rank) { return *ranks_[rank].op; }
   cudaStream_t stream(std::uint32_t rank) const { return ranks_[rank].stream; }
+  int device(std::uint32_t rank) const { return ranks_[rank].device; }
   void make_current(std::uint32_t rank) const;
   HostProxy* proxy() { return proxy_.get(); }
 

@@ -16,6 +16,7 @@
 #include "shm/atomic.h"
 #include "tests/gpu/combine_ranks.h"
 #include "tests/gpu/devices.h"
+#include "tests/gpu/graphs.h"
 #include "tests/gpu/products.h"
 #include "tests/gpu/summed_reference.h"
 
@@ -243,31 +244,18 @@ TEST_P(CombineOnGpus, TheWholeLayerAsAGraph) {
   moe.fill(routing, fresh_seed());
   ranks.take(moe, routing);
   // The ids that combine looks at are those that were dispatched.
-  std::vector<cudaGraphExec_t> graphs(world());
-  for (std::uint32_t r = 0; r < world(); ++r) {
-    ranks.make_current(r);
-    cudaGraph_t graph = nullptr;
-    const cudaStream_t stream = moe.stream(r);
-    require(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "capture");
-    const Status dispatched = moe.launch(r);
-    const Status combined = ranks.launch(r, Mode::kFused, 0, stream);
-    require(cudaStreamEndCapture(stream, &graph), "capture");
-    ASSERT_TRUE(dispatched) << dispatched.error().message;
-    ASSERT_TRUE(combined) << combined.error().message;
-    require(cudaGraphInstantiate(&graphs[r], graph, 0), "instantiate");
-    require(cudaGraphUpload(graphs[r], stream), "upload");
-    require(cudaStreamSynchronize(stream), "upload");
-    require(cudaGraphDestroy(graph), "graph");
-  }
+  Graphs graphs;
+  const Status captured = graphs.capture_all(moe, [&](std::uint32_t r) -> Status {
+    MK_RETURN_IF_ERROR(moe.launch(r));
+    return ranks.launch(r, Mode::kFused, 0, moe.stream(r));
+  });
+  ASSERT_TRUE(captured) << captured.error().message;
   for (std::uint32_t replay = 0; replay < 6; ++replay) {
     SCOPED_TRACE("replay " + std::to_string(replay));
     routing = draw(ranks, kSkews[replay % std::size(kSkews)], false);
     moe.fill(routing, fresh_seed());
     ranks.renew_ids(routing);
-    for (std::uint32_t r = 0; r < world(); ++r) {
-      ranks.make_current(r);
-      require(cudaGraphLaunch(graphs[r], moe.stream(r)), "replay");
-    }
+    graphs.replay_all(moe);
     for (std::uint32_t r = 0; r < world(); ++r) {
       auto dispatched = moe.op(r).finish(moe.stream(r));
       ASSERT_TRUE(dispatched) << dispatched.error().message;
@@ -279,7 +267,6 @@ TEST_P(CombineOnGpus, TheWholeLayerAsAGraph) {
     judge_all(ranks);
     if (HasFatalFailure()) return;
   }
-  for (cudaGraphExec_t graph : graphs) cudaGraphExecDestroy(graph);
 }
 
 /// A rank whose Dispatch+GEMM had no room: every rank's combine fails and names it; the next

@@ -9,6 +9,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <thread>
@@ -20,6 +21,11 @@
 #include "tests/gpu/gemm_reference.h"
 
 namespace mk::test {
+
+/// Answers every rank's context, with a workspace of so many bytes and so many flags, which
+/// outlives the job's operators.
+using JoinNodes =
+    std::function<std::vector<kernels::RankContext>(std::uint64_t bytes, std::uint32_t flags)>;
 
 class HostProxy {
  public:

@@ -75,7 +75,7 @@ MoeRanks::MoeRanks(const MoeSetup& setup)
     poison(ranks_[r].y->data(), 8, stream(r));
     delay(1, stream(r));
   };
-  place_ranks(ranks_, proxy_, places, setup.options, setup.abort, fill_in, create);
+  place_ranks(ranks_, proxy_, places, setup.options, setup.abort, fill_in, create, setup.join);
 }
 
 MoeRanks::~MoeRanks() { end_ranks(ranks_, proxy_); }

@@ -32,6 +32,7 @@ struct MoeSetup {
   std::uint32_t banks = 0;        ///< likewise
   kernels::CudaOptions options;
   const std::uint32_t* abort = nullptr;  ///< every rank's session abort word
+  JoinNodes join;                        ///< JobSetup::join
   std::uint32_t sets = 1;                ///< of inputs that lie ready
 
   std::uint32_t world() const { return nodes * locals; }
@@ -52,6 +53,7 @@ class MoeRanks {
   std::uint32_t world() const { return setup_.world(); }
   kernels::MoeDispatchCuda& op(std::uint32_t rank) { return *ranks_[rank].op; }
   cudaStream_t stream(std::uint32_t rank) const { return ranks_[rank].stream; }
+  int device(std::uint32_t rank) const { return ranks_[rank].device; }
   void make_current(std::uint32_t rank) const;
   HostProxy* proxy() { return proxy_.get(); }
 

@@ -15,6 +15,7 @@
 
 #include "shm/atomic.h"
 #include "tests/gpu/devices.h"
+#include "tests/gpu/graphs.h"
 #include "tests/gpu/moe_ranks.h"
 #include "tests/gpu/products.h"
 #include "tests/gpu/summed_reference.h"
@@ -251,26 +252,14 @@ TEST_P(MoeDispatchOnGpus, ManyLaunchesWithoutAPause) {
 TEST_P(MoeDispatchOnGpus, AGraphReplayedWithFreshRouting) {
   MoeRanks ranks(setup({400, 256, 136, 8, 2, 0, MoeEpilogue::kNone}));
   ranks.fill(draw(ranks, Skew::kUniform, false), fresh_seed());
-  std::vector<cudaGraphExec_t> graphs(ranks.world());
-  for (std::uint32_t r = 0; r < ranks.world(); ++r) {
-    ranks.make_current(r);
-    cudaGraph_t graph = nullptr;
-    require(cudaStreamBeginCapture(ranks.stream(r), cudaStreamCaptureModeThreadLocal), "capture");
-    const Status launched = ranks.launch(r);
-    require(cudaStreamEndCapture(ranks.stream(r), &graph), "capture");
-    ASSERT_TRUE(launched) << launched.error().message;
-    require(cudaGraphInstantiate(&graphs[r], graph, 0), "instantiate");
-    require(cudaGraphUpload(graphs[r], ranks.stream(r)), "upload");
-    require(cudaStreamSynchronize(ranks.stream(r)), "upload");
-    require(cudaGraphDestroy(graph), "graph");
-  }
+  Graphs graphs;
+  const Status captured =
+      graphs.capture_all(ranks, [&](std::uint32_t r) { return ranks.launch(r); });
+  ASSERT_TRUE(captured) << captured.error().message;
   for (std::uint32_t replay = 0; replay < 20; ++replay) {
     SCOPED_TRACE("replay " + std::to_string(replay));
     ranks.fill(draw(ranks, kSkews[replay % std::size(kSkews)], false), fresh_seed());
-    for (std::uint32_t r = 0; r < ranks.world(); ++r) {
-      ranks.make_current(r);
-      require(cudaGraphLaunch(graphs[r], ranks.stream(r)), "replay");
-    }
+    graphs.replay_all(ranks);
     for (std::uint32_t r = 0; r < ranks.world(); ++r) {
       auto stats = ranks.op(r).finish(ranks.stream(r));
       ASSERT_TRUE(stats) << stats.error().message;
@@ -279,7 +268,6 @@ TEST_P(MoeDispatchOnGpus, AGraphReplayedWithFreshRouting) {
     judge_all(ranks);
     if (HasFatalFailure()) return;
   }
-  for (cudaGraphExec_t graph : graphs) cudaGraphExecDestroy(graph);
 }
 
 /// Every rank says so, by name; nothing is stored; and the next launch is right.

@@ -37,10 +37,9 @@
 #include <utility>
 #include <vector>
 
-#include "tests/gpu/bench_options.h"
+#include "tests/gpu/bench_devices.h"
 #include "tests/gpu/bound.h"
 #include "tests/gpu/daemon_nodes.h"
-#include "tests/gpu/devices.h"
 #include "tests/gpu/nccl.h"
 #include "tests/gpu/operator_ranks.h"
 #include "tests/gpu/products.h"
@@ -68,8 +67,7 @@ using mk::test::UnfusedOverNccl;
 using mk::test::UnfusedOverNodes;
 using Json = nlohmann::ordered_json;
 
-struct Options : mk::test::BenchOptions {
-  int devices = 1;
+struct Options : mk::test::DeviceOptions {
   std::vector<std::uint32_t> pieces;
   double alone_seconds = 0;  ///< of each side; 0: only interleaved
 };
@@ -95,12 +93,7 @@ bool measure(const Options& options, const BenchRun& run, Machine& machine, Json
   JobSetup setup = mk::test::setup_of(options, run);
   setup.devices = options.devices;
   setup.in_workspace = op == Op::kGemmAr;
-  if (machine.daemons != nullptr) {
-    machine.daemons->attach();
-    setup.join = [&](std::uint64_t bytes, std::uint32_t flags) {
-      return machine.daemons->memory(bytes, flags);
-    };
-  }
+  setup.join = mk::test::join_of(machine.daemons.get());
   Job job(setup);
   // Of a gather over nodes both, as its baseline's source lies in memory the daemons know.
   const bool in_place = op == Op::kAgGemm && options.nodes > 1;
@@ -228,58 +221,34 @@ int usage() {
 
 int run(int argc, char** argv) {
   Options options;
-  for (int i = 1; i < argc; ++i) {
-    const std::string argument = argv[i];
-    if (i + 1 == argc) return usage();
-    const std::string value = argv[++i];
-    const auto taken = options.take(argument, value);
-    if (taken == Options::Taken::kYes) continue;
-    if (taken == Options::Taken::kWrong) return usage();
-    if (argument == "--devices") {
-      options.devices = std::atoi(value.c_str());
-    } else if (argument == "--piece") {
+  bool makes_sense = true;
+  const auto own = [&](const std::string& argument, const std::string& value) {
+    if (argument == "--piece") {
       options.pieces.push_back(static_cast<std::uint32_t>(std::atoi(value.c_str())));
     } else if (argument == "--alone") {
       // What is queued is awaited for ten seconds (stopwatch.cc).
       constexpr double kAloneMax = 5;
       options.alone_seconds = std::atof(value.c_str());
-      if (!(options.alone_seconds > 0 && options.alone_seconds <= kAloneMax)) return usage();
+      makes_sense = options.alone_seconds > 0 && options.alone_seconds <= kAloneMax;
     } else {
-      return usage();
+      return false;
     }
-  }
+    return true;
+  };
+  if (!mk::test::take_all(argc, argv, options, own) || !makes_sense) return usage();
   if (options.pieces.empty()) options.pieces = {2 << 20, 8 << 20};
-  if (options.devices < 1 || options.nodes < 1) return usage();
-  if (!options.settle()) return 2;
-  if (options.ranks == 0) options.ranks = static_cast<std::uint32_t>(options.devices);
-  options.devices = std::min(options.devices, static_cast<int>(options.ranks));
+  if (!mk::test::settle_ranks(options)) return 2;
   if (options.alone_seconds > 0 && options.nodes > 1) {
     fmt::print(stderr,
                "--alone is for one node: the unfused form of two lets its own "
                "next launch overwrite what it has not read\n");
     return 2;
   }
-  if (options.ranks % options.nodes != 0) {
-    fmt::print(stderr, "{} ranks do not divide evenly into {} nodes\n", options.ranks,
-               options.nodes);
-    return 2;
-  }
+  if (options.nodes > 2) return usage();
   const std::uint32_t locals = options.locals();
   Machine machine;
-  if (options.nodes > 1) {
-    if (options.nodes != 2) return usage();
-    // Before this process asks CUDA anything: with the first question it settles how many
-    // connections there are.
-    machine.daemons = std::make_unique<DaemonNodes>(
-        options.nodes, locals,
-        mk::test::dealt_out(options.ranks, static_cast<std::uint32_t>(options.devices)),
-        options.mkerneld, options.link_bandwidth);
-  }
-  if (options.devices > mk::test::device_count()) {
-    fmt::print(stderr, "{} devices are asked for, and {} are there\n", options.devices,
-               mk::test::device_count());
-    return 1;
-  }
+  machine.daemons = mk::test::daemons_of(options);
+  if (!mk::test::has_devices(options)) return 1;
   // A node's ranks must have a device each. (Of one rank alone NCCL does nothing but copies.)
   const bool has_collective =
       locals <= static_cast<std::uint32_t>(options.devices) && options.ranks > 1;

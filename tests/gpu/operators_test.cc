@@ -16,6 +16,7 @@
 #include "kernels/ops/ag_gemm/sm90.h"
 #include "kernels/ops/gemm_rs/sm90.h"
 #include "shm/atomic.h"
+#include "tests/gpu/graphs.h"
 #include "tests/gpu/operators_fixture.h"
 #include "tests/gpu/products.h"
 
@@ -270,19 +271,10 @@ TEST_P(Operators, AGraphReplayed200TimesWithChangingInputs) {
   if (sums()) any.k.back() = kLongK;
   each_way(any, [&](const JobSetup& with) {
     Job job(with);
-    std::vector<cudaGraphExec_t> graphs(job.world());
-    for (std::uint32_t r = 0; r < job.world(); ++r) {
-      job.make_current(r);
-      cudaGraph_t graph = nullptr;
-      require(cudaStreamBeginCapture(job.stream(r), cudaStreamCaptureModeThreadLocal), "capture");
-      const Status launched = job.launch(r, kM);
-      require(cudaStreamEndCapture(job.stream(r), &graph), "capture");
-      ASSERT_TRUE(launched) << launched.error().message;
-      require(cudaGraphInstantiate(&graphs[r], graph, 0), "instantiate");
-      require(cudaGraphUpload(graphs[r], job.stream(r)), "upload");
-      require(cudaStreamSynchronize(job.stream(r)), "upload");
-      require(cudaGraphDestroy(graph), "graph");
-    }
+    Graphs graphs;
+    const Status captured =
+        graphs.capture_all(job, [&](std::uint32_t r) { return job.launch(r, kM); });
+    ASSERT_TRUE(captured) << captured.error().message;
     for (int replay = 0; replay < 200; ++replay) {
       const std::uint64_t inputs = seed();
       for (std::uint32_t r = 0; r < job.world(); ++r) {
@@ -291,10 +283,7 @@ TEST_P(Operators, AGraphReplayed200TimesWithChangingInputs) {
       }
       for (std::uint32_t r = 0; r < job.world(); ++r)
         require(cudaStreamSynchronize(job.stream(r)), "inputs");
-      for (std::uint32_t r = 0; r < job.world(); ++r) {
-        job.make_current(r);
-        require(cudaGraphLaunch(graphs[r], job.stream(r)), "replay");
-      }
+      graphs.replay_all(job);
       for (std::uint32_t r = 0; r < job.world(); ++r) {
         auto stats = job.op(r).finish(job.stream(r));
         ASSERT_TRUE(stats) << "replay " << replay << ": " << stats.error().message;
@@ -304,7 +293,6 @@ TEST_P(Operators, AGraphReplayed200TimesWithChangingInputs) {
       judge(job, kM);
       if (HasFatalFailure()) return;
     }
-    for (cudaGraphExec_t graph : graphs) cudaGraphExecDestroy(graph);
   });
 }
 

@@ -40,11 +40,12 @@ struct JobPlaces {
 };
 
 /// Gives each rank its device, a stream and a zeroed workspace; `more(rank, r)` has its device as
-/// the current one. `create(r, context, options)` then makes the operators.
+/// the current one. `create(r, context, options)` then makes the operators. `join`: of ranks whose
+/// workspaces it brings.
 template <class Rank, class More, class Create>
 void place_ranks(std::vector<Rank>& ranks, std::unique_ptr<HostProxy>& proxy,
                  const JobPlaces& places, kernels::CudaOptions options, const std::uint32_t* abort,
-                 More&& more, Create&& create) {
+                 More&& more, Create&& create, const JoinNodes& join = nullptr) {
   const auto used = static_cast<int>(places.used());
   for (int from = 0; from < used; ++from) {
     for (int to = 0; to < used; ++to) {
@@ -58,22 +59,28 @@ void place_ranks(std::vector<Rank>& ranks, std::unique_ptr<HostProxy>& proxy,
     rank.device = static_cast<int>(r) % used;
     require(cudaSetDevice(rank.device), "cudaSetDevice");
     require(cudaStreamCreateWithFlags(&rank.stream, cudaStreamNonBlocking), "stream");
+    more(rank, r);
+    devices.push_back(rank.device);
+    if (join) continue;
     rank.workspace =
         std::make_unique<DeviceMemory>(std::max<std::size_t>(places.workspace_bytes, 16));
-    more(rank, r);
     require(cudaMemset(rank.workspace->data(), 0, places.workspace_bytes), "workspace");
     require(cudaDeviceSynchronize(), "workspace");
-    devices.push_back(rank.device);
     workspaces.push_back(static_cast<std::byte*>(rank.workspace->data()));
   }
-  if (places.nodes > 1) {
+  std::vector<kernels::RankContext> contexts;
+  if (join) {
+    contexts = join(places.workspace_bytes, places.flag_count);
+  } else if (places.nodes > 1) {
     proxy = std::make_unique<HostProxy>(places.nodes, places.locals, places.flag_count, devices,
                                         workspaces);
   }
   options.ranks_per_device = places.shares();
   for (std::uint32_t r = 0; r < ranks.size(); ++r) {
     require(cudaSetDevice(ranks[r].device), "cudaSetDevice");
-    create(r, rank_context(places.nodes, places.locals, r, workspaces, abort, proxy.get()),
+    create(r,
+           join ? contexts[r]
+                : rank_context(places.nodes, places.locals, r, workspaces, abort, proxy.get()),
            std::as_const(options));
     require(cudaDeviceSynchronize(), "creation");
   }

@@ -6,7 +6,6 @@
 #include <cuda_runtime_api.h>
 
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -17,6 +16,7 @@
 #include "kernels/ops/ag_gemm/sm90.h"
 #include "kernels/ops/gemm_ar/sm90.h"
 #include "kernels/ops/gemm_rs/sm90.h"
+#include "tests/gpu/host_proxy.h"
 
 namespace mk::test {
 
@@ -46,10 +46,7 @@ struct JobSetup {
   std::uint32_t gap = 0;  ///< elements (a multiple of 8) between the caller's rows of A, B and C
   /// GEMM+AR: the caller reads C there; AG+GEMM: the caller's A lies there. (Not of one rank.)
   bool in_workspace = false;
-  /// Null: ranks know each other's memory, and several nodes are joined by a HostProxy. Else
-  /// answers every rank's context, with a workspace of so many bytes and so many flags, which
-  /// outlives the job's operators.
-  std::function<std::vector<kernels::RankContext>(std::uint64_t bytes, std::uint32_t flags)> join;
+  JoinNodes join;  ///< null: ranks know each other's memory, and a HostProxy joins several nodes
 
   std::uint32_t world() const { return nodes * locals; }
   /// Columns of C.

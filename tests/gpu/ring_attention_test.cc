@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "shm/atomic.h"
+#include "tests/gpu/graphs.h"
 #include "tests/gpu/products.h"
 #include "tests/gpu/ring_fixture.h"
 
@@ -189,27 +190,15 @@ TEST_P(RingAttentionOnGpus, AGraphReplayedWithChangingInputs) {
   RingRanks ranks(setup({kSeq, 4, 4, 128, true}));
   RingInputs inputs;
   ranks.fill(kSeq, inputs);
-  std::vector<cudaGraphExec_t> graphs(ranks.world());
-  for (std::uint32_t r = 0; r < ranks.world(); ++r) {
-    ranks.make_current(r);
-    cudaGraph_t graph = nullptr;
-    require(cudaStreamBeginCapture(ranks.stream(r), cudaStreamCaptureModeThreadLocal), "capture");
-    const Status launched = ranks.launch(r);
-    require(cudaStreamEndCapture(ranks.stream(r), &graph), "capture");
-    ASSERT_TRUE(launched) << launched.error().message;
-    require(cudaGraphInstantiate(&graphs[r], graph, 0), "instantiate");
-    require(cudaGraphUpload(graphs[r], ranks.stream(r)), "upload");
-    require(cudaStreamSynchronize(ranks.stream(r)), "upload");
-    require(cudaGraphDestroy(graph), "graph");
-  }
+  Graphs graphs;
+  const Status captured =
+      graphs.capture_all(ranks, [&](std::uint32_t r) { return ranks.launch(r); });
+  ASSERT_TRUE(captured) << captured.error().message;
   for (int replay = 0; replay < 40; ++replay) {
     SCOPED_TRACE("replay " + std::to_string(replay));
     inputs.seed = fresh_seed();
     ranks.fill(kSeq, inputs);
-    for (std::uint32_t r = 0; r < ranks.world(); ++r) {
-      ranks.make_current(r);
-      require(cudaGraphLaunch(graphs[r], ranks.stream(r)), "replay");
-    }
+    graphs.replay_all(ranks);
     for (std::uint32_t r = 0; r < ranks.world(); ++r) {
       auto stats = ranks.op(r).finish(ranks.stream(r));
       ASSERT_TRUE(stats) << stats.error().message;
@@ -218,7 +207,6 @@ TEST_P(RingAttentionOnGpus, AGraphReplayedWithChangingInputs) {
     judge(ranks);
     if (HasFatalFailure()) return;
   }
-  for (cudaGraphExec_t graph : graphs) cudaGraphExecDestroy(graph);
 }
 
 TEST_P(RingAttentionOnGpus, AMissingRankEndsTheLaunchWithinTheDeadline) {

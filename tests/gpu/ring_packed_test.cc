@@ -3,6 +3,7 @@
 // that are not possible.
 #include <gmock/gmock.h>
 
+#include "tests/gpu/graphs.h"
 #include "tests/gpu/ring_fixture.h"
 
 namespace mk::test {
@@ -143,19 +144,10 @@ TEST_P(PackedSequencesOnGpus, AGraphReplayedWithOtherLengths) {
   constexpr std::uint32_t kSequences = 6;
   RingRanks ranks(packed(900, kSequences, 4, 4, 128, true));
   ranks.fill_packed(std::vector<std::uint32_t>(kSequences, 0), {});
-  std::vector<cudaGraphExec_t> graphs(ranks.world());
-  for (std::uint32_t r = 0; r < ranks.world(); ++r) {
-    ranks.make_current(r);
-    cudaGraph_t graph = nullptr;
-    require(cudaStreamBeginCapture(ranks.stream(r), cudaStreamCaptureModeThreadLocal), "capture");
-    const Status launched = ranks.launch(r);
-    require(cudaStreamEndCapture(ranks.stream(r), &graph), "capture");
-    ASSERT_TRUE(launched) << launched.error().message;
-    require(cudaGraphInstantiate(&graphs[r], graph, 0), "instantiate");
-    require(cudaGraphUpload(graphs[r], ranks.stream(r)), "upload");
-    require(cudaStreamSynchronize(ranks.stream(r)), "upload");
-    require(cudaGraphDestroy(graph), "graph");
-  }
+  Graphs graphs;
+  const Status captured =
+      graphs.capture_all(ranks, [&](std::uint32_t r) { return ranks.launch(r); });
+  ASSERT_TRUE(captured) << captured.error().message;
   for (int replay = 0; replay < 20 && !HasFatalFailure(); ++replay) {
     SCOPED_TRACE("replay " + std::to_string(replay));
     std::vector<std::uint32_t> lengths = random_lengths(900, kSequences);
@@ -163,14 +155,10 @@ TEST_P(PackedSequencesOnGpus, AGraphReplayedWithOtherLengths) {
     RingInputs inputs;
     inputs.seed = fresh_seed();
     ranks.fill_packed(lengths, inputs);
-    for (std::uint32_t r = 0; r < ranks.world(); ++r) {
-      ranks.make_current(r);
-      require(cudaGraphLaunch(graphs[r], ranks.stream(r)), "replay");
-    }
+    graphs.replay_all(ranks);
     finish_all(ranks);
     if (!HasFatalFailure()) judge(ranks);
   }
-  for (cudaGraphExec_t graph : graphs) cudaGraphExecDestroy(graph);
 }
 
 TEST_P(PackedSequencesOnGpus, OtherLengthsOnARankAreAnError) {

@@ -47,7 +47,7 @@ RingRanks::RingRanks(const RingSetup& setup) : setup_(setup), ranks_(setup.world
     poison(ranks_[r].o->data(), 8, stream(r));
     delay(1, stream(r));
   };
-  place_ranks(ranks_, proxy_, places, setup.options, setup.abort, fill_in, create);
+  place_ranks(ranks_, proxy_, places, setup.options, setup.abort, fill_in, create, setup.join);
   const std::size_t rows = std::size_t{plan_.batch} * plan_.seq_max;
   q_ = make(rows * plan_.query_heads * dim_bytes);
   k_ = make(rows * plan_.key_heads * dim_bytes);

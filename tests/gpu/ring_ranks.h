@@ -32,6 +32,7 @@ struct RingSetup {
   std::uint32_t gap = 0;  ///< elements (a multiple of 8) between the rows of kRowsFirst
   kernels::CudaOptions options;
   const std::uint32_t* abort = nullptr;  ///< every rank's session abort word
+  JoinNodes join;                        ///< JobSetup::join
 
   std::uint32_t world() const { return nodes * locals; }
 };
@@ -60,6 +61,7 @@ class RingRanks {
   std::uint32_t world() const { return setup_.world(); }
   kernels::RingAttentionCuda& op(std::uint32_t rank) { return *ranks_[rank].op; }
   cudaStream_t stream(std::uint32_t rank) const { return ranks_[rank].stream; }
+  int device(std::uint32_t rank) const { return ranks_[rank].device; }
   void make_current(std::uint32_t rank) const;
   HostProxy* proxy() { return proxy_.get(); }
 
