@@ -13,6 +13,7 @@
 
 #include "client/src/session_impl.h"
 #include "kernels/comm/launch_stats.h"
+#include "kernels/comm/partition_step.h"
 #include "kernels/comm/trace_event.h"
 #include "kernels/comm/types.h"
 #include "kernels/cuda/host/collective.h"
@@ -43,6 +44,8 @@ class DeviceOperator {
   virtual void set_trace(bool /*on*/) {}
   /// Of the last launch, which has ended.
   virtual std::vector<kernels::TraceEvent> trace() const { return {}; }
+  /// Likewise, of an adaptive partition that is traced.
+  virtual std::vector<kernels::PartitionStep> partition_steps() const { return {}; }
 };
 
 // --- The products over all ranks ---

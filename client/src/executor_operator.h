@@ -43,7 +43,10 @@ struct ExecutorCore final : OperatorCore {
     device->set_trace(on);
   }
   std::vector<TraceSpan> trace() const {
-    return cpu != nullptr ? trace_of(cpu->runner()) : spans_of(device->trace());
+    if (cpu != nullptr) return trace_of(cpu->runner());
+    std::vector<TraceSpan> spans = spans_of(device->trace());
+    add_partition(spans, device->partition_steps());
+    return spans;
   }
 
  private:

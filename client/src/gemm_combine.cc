@@ -72,7 +72,7 @@ class __attribute__((visibility("hidden"))) GemmCombine::Impl
                                               const Tuning& tuning) {
     MK_ASSIGN_OR_RETURN(const DeviceCombineShape all, checked_all(shape));
     MK_ASSIGN_OR_RETURN(const bool on_device, wants_device(kOp, tuning.executor));
-    MK_RETURN_IF_ERROR(check_partition(kOp, tuning, false));
+    MK_RETURN_IF_ERROR(check_partition(kOp, tuning, on_device));
     std::optional<kernels::CombinePlan> plan;
     kernels::CpuOptions own;
     if (on_device) {

@@ -73,7 +73,7 @@ class __attribute__((visibility("hidden"))) MoeDispatchGemm::Impl
                                               const Tuning& tuning) {
     MK_ASSIGN_OR_RETURN(const DeviceMoeShape all, checked_all(shape));
     MK_ASSIGN_OR_RETURN(const bool on_device, wants_device(kOp, tuning.executor));
-    MK_RETURN_IF_ERROR(check_partition(kOp, tuning, false));
+    MK_RETURN_IF_ERROR(check_partition(kOp, tuning, on_device));
     std::optional<kernels::MoeDispatchPlan> plan;
     kernels::CpuOptions own;
     if (on_device) {

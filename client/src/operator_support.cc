@@ -230,7 +230,8 @@ Status check_partition(std::string_view op, const Tuning& tuning, bool moves) {
   if (moves) return {};
   return fail(ErrorCode::kUnsupported,
               "{}: an adaptive partition is for AllGather+GEMM, GEMM+ReduceScatter and "
-              "GEMM+AllReduce; leave Tuning::partition planned",
+              "GEMM+AllReduce, and on GPUs for Ring Attention, MoE Dispatch+GEMM and GEMM+Combine; "
+              "leave Tuning::partition planned",
               op);
 }
 
@@ -261,9 +262,14 @@ void set_trace(kernels::LaunchRunner& runner, bool on) { runner.set_trace(on ? k
 std::vector<TraceSpan> trace_of(const kernels::LaunchRunner& runner) {
   std::vector<TraceSpan> spans = spans_of(runner.trace());
   if (spans.empty()) return spans;
+  add_partition(spans, runner.partition_steps());
+  return spans;
+}
+
+void add_partition(std::vector<TraceSpan>& spans,
+                   const std::vector<kernels::PartitionStep>& steps) {
   std::uint64_t end_ns = 0;
   for (const TraceSpan& span : spans) end_ns = std::max(end_ns, span.end_ns);
-  const std::vector<kernels::PartitionStep> steps = runner.partition_steps();
   for (std::size_t i = 0; i < steps.size(); ++i) {
     const std::uint64_t next_ns = i + 1 < steps.size() ? steps[i + 1].at_ns : end_ns;
     spans.push_back({"partition",
@@ -274,7 +280,6 @@ std::vector<TraceSpan> trace_of(const kernels::LaunchRunner& runner) {
                      steps[i].at_ns,
                      std::max(steps[i].at_ns, next_ns)});
   }
-  return spans;
 }
 
 std::vector<TraceSpan> spans_of(const std::vector<kernels::TraceEvent>& events) {

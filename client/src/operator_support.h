@@ -115,6 +115,8 @@ Result<LaunchStats> run_on_device(std::string_view op, const Session::Impl& sess
 
 void set_trace(kernels::LaunchRunner& runner, bool on);
 std::vector<TraceSpan> trace_of(const kernels::LaunchRunner& runner);
+/// As spans of role "partition", from each step to the next, the last one to the end of `spans`.
+void add_partition(std::vector<TraceSpan>& spans, const std::vector<kernels::PartitionStep>& steps);
 std::vector<TraceSpan> spans_of(const std::vector<kernels::TraceEvent>& events);
 
 }  // namespace mk

@@ -77,7 +77,7 @@ class __attribute__((visibility("hidden"))) RingAttention::Impl
                                               const Tuning& tuning) {
     MK_ASSIGN_OR_RETURN(const auto checked, checked_shape(shape));
     MK_ASSIGN_OR_RETURN(const bool on_device, wants_device(kOp, tuning.executor));
-    MK_RETURN_IF_ERROR(check_partition(kOp, tuning, false));
+    MK_RETURN_IF_ERROR(check_partition(kOp, tuning, on_device));
     std::optional<kernels::RingAttentionPlan> plan;
     kernels::CpuOptions own;
     if (on_device) {

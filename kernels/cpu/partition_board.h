@@ -26,16 +26,10 @@
 #include <vector>
 
 #include "kernels/comm/partition.h"
+#include "kernels/comm/partition_step.h"
 #include "shm/atomic.h"
 
 namespace mk::kernels {
-
-/// A target, as it was published.
-struct PartitionStep {
-  std::uint64_t at_ns = 0;
-  std::uint32_t target = 0;         ///< workers that shall communicate
-  std::uint32_t communicating = 0;  ///< that did when the leader looked
-};
 
 /// It serves one launch at a time. Worker 0 is the leader.
 class PartitionBoard {

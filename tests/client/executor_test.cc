@@ -83,6 +83,36 @@ TEST_F(ExecutorChoice, MoeOnAGpuTakesNoTiles) {
   EXPECT_TRUE(session.detach());
 }
 
+/// On CPUs their threads keep their roles.
+TEST_F(ExecutorChoice, AnAdaptivePartitionOfAttentionAndExpertsIsForGpus) {
+  Session session = attach("partition");
+  const auto expect_named = [](const auto& op) {
+    ASSERT_FALSE(op);
+    EXPECT_EQ(op.error().code, ErrorCode::kUnsupported);
+    EXPECT_NE(op.error().message.find("and on GPUs for Ring Attention"), std::string::npos)
+        << op.error().message;
+  };
+  Tuning tuning;
+  tuning.partition = Partition::kAdaptive;
+  RingAttention::Tuning ring;
+  ring.partition = Partition::kAdaptive;
+  const MoeDispatchGemm::Shape moe{
+      .tokens_max = 8, .hidden = 16, .features = 8, .experts = 2, .top_k = 1};
+  const GemmCombine::Shape combine{
+      .tokens_max = 8, .hidden = 16, .features = 8, .experts = 2, .top_k = 1};
+  expect_named(RingAttention::create(session, {64, 2, 1, 64}, ring));
+  expect_named(MoeDispatchGemm::create(session, moe, tuning));
+  expect_named(GemmCombine::create(session, combine, tuning));
+  if (!gpu::load_driver()) {
+    ring.executor = tuning.executor = Executor::kCuda;
+    for (const Error& error : {RingAttention::create(session, {64, 2, 1, 64}, ring).error(),
+                               MoeDispatchGemm::create(session, moe, tuning).error(),
+                               GemmCombine::create(session, combine, tuning).error()})
+      EXPECT_EQ(error.message.find("partition"), std::string::npos) << error.message;
+  }
+  EXPECT_TRUE(session.detach());
+}
+
 // They are the kernel's own there: what was chosen for the CPU would go unheeded.
 TEST_F(ExecutorChoice, RingAttentionOnAGpuTakesNoTilesPassesAndLengths) {
   Session session = attach("tiles");

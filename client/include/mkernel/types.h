@@ -137,7 +137,8 @@ enum class Exchange : std::uint8_t { kAuto = 0, kOneShot = 1, kTwoShot = 2 };
 /// task to the next. Measured costs and the work that is left say how many do which. On GPUs SMs go
 /// over from launch to launch, to where launches are quickest. A captured launch keeps the numbers
 /// that were best then. Tuning's numbers are the first ones. For AllGather+GEMM, GEMM+ReduceScatter
-/// and GEMM+AllReduce; elsewhere kUnsupported. The bits of the result do not depend on it.
+/// and GEMM+AllReduce, and on GPUs for Ring Attention, MoE Dispatch+GEMM and GEMM+Combine;
+/// elsewhere kUnsupported. The bits of the result do not depend on it.
 enum class Partition : std::uint8_t { kPlanned = 0, kAdaptive = 1 };
 
 /// Choices of a rank for any operator. 0 means the default, from the shape and the machine. Ranks

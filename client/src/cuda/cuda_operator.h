@@ -9,6 +9,7 @@
 #include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include "client/src/device_operator.h"
 #include "client/src/operator_memory.h"
@@ -79,6 +80,13 @@ class CudaOperator : public Interface {
   Result<kernels::LaunchStats> finish(CudaStream stream) override { return cuda_->finish(stream); }
   CudaStream own_stream() override { return stream_; }
   void set_tag(std::uint64_t tag) override { cuda_->set_tag(tag); }
+  void set_trace(bool on) override { traced_ = on; }
+  std::vector<kernels::PartitionStep> partition_steps() const override {
+    if constexpr (requires { cuda_->partition_steps(); }) {
+      if (traced_) return cuda_->partition_steps();
+    }
+    return {};
+  }
 
  protected:
   Cuda& cuda() const { return *cuda_; }
@@ -88,6 +96,7 @@ class CudaOperator : public Interface {
   std::unique_ptr<Cuda> cuda_;  ///< goes first: it uses the memory
   const CudaStream stream_;
   int device_ = 0;
+  bool traced_ = false;
 };
 
 template <class Plan>

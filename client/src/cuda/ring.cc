@@ -42,7 +42,10 @@ class Ring final : public CudaOperator<DeviceRing, kernels::RingAttentionCuda> {
     on_device.room = rows;
     return cuda().launch(stream, on_device, seq, mode);
   }
-  void set_trace(bool on) override { cuda().set_trace(on); }
+  void set_trace(bool on) override {
+    CudaOperator::set_trace(on);
+    cuda().set_trace(on);
+  }
   std::vector<kernels::TraceEvent> trace() const override { return cuda().trace(); }
 };
 

@@ -82,14 +82,16 @@ struct AdaptiveBlocks::Sought {
     }
     // Not all at once: those that are under way may be the last ones with the old target.
     if (launches < kWindow || launches % kWindow != 0) return;
-    std::uint64_t least = 0;
+    std::array<std::uint64_t, kMeasured> ns{};
+    std::uint32_t count = 0;
     for (const Measurement& one : measurements) {
       if (!one.is_there()) return;
-      const std::uint64_t ns = one.ns();
-      if (ns != 0 && (least == 0 || ns < least)) least = ns;
+      if (const std::uint64_t its = one.ns(); its != 0) ns[count++] = its;
     }
     launches = 0;
-    if (least != 0) search.measured(least);
+    std::sort(ns.begin(), ns.begin() + count);
+    // One may be late by itself: the second tells by how much launches differ.
+    if (count != 0) search.measured(ns[0], ns[std::min(count - 1, 1u)] - ns[0]);
     if (search.settled()) rest = kRest;
   }
 
@@ -99,39 +101,25 @@ struct AdaptiveBlocks::Sought {
   std::uint32_t rest = kWarmUp;  ///< launches that nobody measures
 };
 
-std::unique_ptr<AdaptiveBlocks> AdaptiveBlocks::create(ThreadBlocks all, const CommShares& first,
+std::unique_ptr<AdaptiveBlocks> AdaptiveBlocks::create(ThreadBlocks all, const CudaOptions& options,
+                                                       Warpgroups watchers,
                                                        const RoleBlocks& blocks,
                                                        const FrameArguments& frame) {
-  CommShares shares;
-  shares.streams =
-      blocks.reduce != 0 ? warpgroups_of(blocks.reduce) : groups_that_only_share(frame, blocks);
-  shares.receives = warpgroups_of(blocks.receive);
-  const std::uint32_t besides = frame.pollers.count() + blocks.send.count();
-  const std::uint32_t fewest =
-      besides + (shares.streams != 0 ? 1 : 0) + (shares.receives != 0 ? 1 : 0);
-  const std::uint32_t least = div_up(fewest, kGroupsOfBlock);
-  std::uint32_t most = std::min(all.count() - 1, kBlocksMax);
-  // A role has so many groups at most; those that stream are not bounded.
-  if (shares.streams == 0) most = std::min(most, (besides + kBlocksMax) / kGroupsOfBlock);
-  const bool none = shares.streams == 0 && shares.receives == 0;
-  if (none || least >= most || frame.comm_blocks.count() > most) return nullptr;
-  std::uint32_t comm = frame.comm_blocks.count();
-  if (first.streams != 0 || first.receives != 0) {
-    const auto named = [](Warpgroups planned, Warpgroups wanted) {
-      return planned == 0 || wanted == 0 ? planned.count() : wanted.count();
-    };
-    comm = div_up(
-        besides + named(shares.streams, first.streams) + named(shares.receives, first.receives),
-        kGroupsOfBlock);
-  }
-  comm = std::clamp(comm, least, most);
+  const CommShares shares = shares_of(watchers, blocks, frame);
+  const CommTargets targets = targets_of(all, shares, blocks, frame);
+  const std::uint32_t planned = frame.comm_blocks.count();
+  if (targets.least >= targets.most || planned > targets.most) return nullptr;
+  const bool named = options.stream_groups != 0 || options.receive_groups != 0;
+  const std::uint32_t first =
+      named ? targets.of(shares, options.stream_groups, options.receive_groups)
+            : std::max(planned, targets.least);
   return std::unique_ptr<AdaptiveBlocks>(
-      new AdaptiveBlocks(all, comm, shares, least, most, frame.state));
+      new AdaptiveBlocks(all, first, shares, targets, frame.state));
 }
 
 AdaptiveBlocks::AdaptiveBlocks(ThreadBlocks all, ThreadBlocks comm, const CommShares& shares,
-                               std::uint32_t least, std::uint32_t most, const DeviceState* state)
-    : all_(all), first_(comm), shares_(shares), least_(least), most_(most), state_(state) {
+                               const CommTargets& targets, const DeviceState* state)
+    : all_(all), first_(comm), shares_(shares), targets_(targets), state_(state) {
   stats_.first = stats_.last = comm.count();
 }
 
@@ -150,7 +138,7 @@ AdaptiveBlocks::Sought& AdaptiveBlocks::sought_for(std::uint32_t m) {
   }
   if (sought_.size() >= kHeightsMax) return *nearest;
   const std::uint32_t start = nearest == nullptr ? first_.count() : nearest->search.best();
-  auto made = std::make_unique<Sought>(PartitionSearch(least_, most_, start));
+  auto made = std::make_unique<Sought>(PartitionSearch(targets_.least, targets_.most, start));
   return *sought_.emplace(m, std::move(made)).first->second;
 }
 

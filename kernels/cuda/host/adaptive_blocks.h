@@ -18,13 +18,21 @@
 
 namespace mk::kernels::cuda {
 
+/// An operator with such a partition is planned by these. The numbers of groups that it begins with
+/// say nothing of how it will run.
+inline CudaOptions without_groups(CudaOptions options) {
+  options.stream_groups = options.receive_groups = 0;
+  return options;
+}
+
 /// Not thread-safe. On the operator's device.
 class AdaptiveBlocks {
  public:
-  /// Null: the operator has nothing to deal out. `all`: blocks that it may have. `first`: groups of
-  /// the first launches, 0: as in `blocks` and `frame`, which are as planned.
-  static std::unique_ptr<AdaptiveBlocks> create(ThreadBlocks all, const CommShares& first,
-                                                const RoleBlocks& blocks,
+  /// Null: the operator has nothing to deal out. `all`: blocks that it may have. `blocks` and
+  /// `frame` are as planned, with so many `watchers` among the groups that stream. The numbers of
+  /// groups in `options` are those of the first launches; 0: the planned ones.
+  static std::unique_ptr<AdaptiveBlocks> create(ThreadBlocks all, const CudaOptions& options,
+                                                Warpgroups watchers, const RoleBlocks& blocks,
                                                 const FrameArguments& frame);
   ~AdaptiveBlocks();
   AdaptiveBlocks(const AdaptiveBlocks&) = delete;
@@ -38,17 +46,19 @@ class AdaptiveBlocks {
   /// The last launch's blocks that communicate, as first and last, and how often the number has
   /// changed since the first launch.
   PartitionStats stats() const { return stats_; }
+  /// Blocks of a launch, of all roles, at most.
+  ThreadBlocks all() const { return all_; }
 
  private:
   struct Sought;
-  AdaptiveBlocks(ThreadBlocks all, ThreadBlocks comm, const CommShares& shares, std::uint32_t least,
-                 std::uint32_t most, const DeviceState* state);
+  AdaptiveBlocks(ThreadBlocks all, ThreadBlocks comm, const CommShares& shares,
+                 const CommTargets& targets, const DeviceState* state);
   Sought& sought_for(std::uint32_t m);
 
   const ThreadBlocks all_;
   const ThreadBlocks first_;
   const CommShares shares_;
-  const std::uint32_t least_, most_;
+  const CommTargets targets_;
   const DeviceState* const state_;
   std::map<std::uint32_t, std::unique_ptr<Sought>> sought_;  ///< by m
   Sought* measured_ = nullptr;  ///< whose launch is next; null: nobody measures it

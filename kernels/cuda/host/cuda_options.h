@@ -46,8 +46,8 @@ struct CudaOptions {
   /// An element's bits do not depend on M; refused where that cannot hold (plan/legal.h).
   bool batch_invariant = false;
   /// In fused launches the numbers of groups above are only the first ones: from launch to launch
-  /// blocks go over from computing to communicating, or back (adaptive_blocks.h). AllGather+GEMM,
-  /// GEMM+ReduceScatter and GEMM+AllReduce; others do not heed it.
+  /// blocks go over from computing to communicating, or back (adaptive_blocks.h). Operators that
+  /// multiply or attend; collectives do not heed it.
   bool adaptive = false;
   /// What the planner goes by; an operator takes its plan's.
   GemmResult result;

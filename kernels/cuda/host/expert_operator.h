@@ -14,6 +14,7 @@
 #include <memory>
 #include <new>
 #include <string>
+#include <vector>
 
 #include "kernels/comm/launch_stats.h"
 #include "kernels/comm/plan_tools.h"
@@ -45,6 +46,8 @@ class ExpertOperator {
   ShardRange experts() const { return experts_of(plan_.shape.experts, world()); }
   const PlanType& plan() const { return plan_; }
   const RoleBlocks& blocks() const { return arguments_.launch.blocks; }
+  /// OperatorFrame::partition_steps
+  std::vector<PartitionStep> partition_steps() const { return frame_.partition_steps(); }
   /// How far a launch has come that does not end: for users.
   std::string progress() const { return frame_.progress(arguments_.launch); }
 
@@ -133,11 +136,15 @@ class ExpertOperator {
   }
 
   /// Puts the launch of `count` tokens on the stream, with what is in the arguments besides these.
-  template <class Kernel>
+  /// `deal()`: gives the launch's groups that stream the roles that they have in turn.
+  template <class Kernel, class Deal>
   Status enqueue(cudaStream_t stream, const Kernel& kernel, std::uint32_t count,
-                 const LaunchWork& work, Mode mode) {
+                 const LaunchWork& work, Mode mode, Deal&& deal) {
     const Estimate expected = account_.expected(work);
     arguments_.launch.mode = mode == Mode::kAuto ? expected.cheaper() : mode;
+    frame_.choose_blocks(stream, alike_count(count), arguments_.launch.mode,
+                         arguments_.launch.blocks, arguments_.frame);
+    deal();
     arguments_.frame.host.told.m = count;
     MK_RETURN_IF_ERROR(frame_.put_on(stream, kernel, arguments_));
     queued_ = {count, arguments_.launch.mode, expected};

@@ -10,6 +10,7 @@
 #include <memory>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "kernels/comm/tile_grid.h"
 #include "kernels/cuda/core/tile_limits.h"
@@ -41,7 +42,6 @@ class OperatorBase {
     stats.m = queued_.m;
     stats.mode = queued_.mode;
     stats.estimate = queued_.estimate;
-    if (adaptive_ != nullptr) stats.partition = adaptive_->stats();
     return stats;
   }
   const PlanType& plan() const { return plan_; }
@@ -55,6 +55,8 @@ class OperatorBase {
     return blocks().reduce != 0 ? warpgroups_of(blocks().reduce)
                                 : cuda::groups_that_only_share(arguments_.frame, blocks());
   }
+  /// OperatorFrame::partition_steps
+  std::vector<PartitionStep> partition_steps() const { return frame_.partition_steps(); }
   /// How far a launch has come that does not end: for users.
   std::string progress() const { return frame_.progress(arguments_.launch); }
 
@@ -94,18 +96,10 @@ class OperatorBase {
   /// Deals out the blocks as planned, and loads the kernel for the plan's tiles.
   Status start(const RankContext& context, const CudaOptions& options, const FlagMap& flags,
                const KernelChoice<Arguments>& kernels) {
-    const bool adapts = options.adaptive && context.world.size() > 1;
-    MK_RETURN_IF_ERROR(frame_.start(context, adapts ? without_groups(options) : options,
-                                    planned_needs(planned_), flags, arguments_.launch,
-                                    arguments_.frame));
+    MK_RETURN_IF_ERROR(frame_.start(context, options, planned_needs(planned_), flags,
+                                    arguments_.launch, arguments_.frame));
     const TileGrid columns(1, plan_.max.n, plan_.tile_m, plan_.tile_n,
                            plan_.epilogue.column_step());
-    if (adapts) {
-      const ThreadBlocks named = thread_blocks_of(blocks().compute) + arguments_.frame.comm_blocks;
-      adaptive_ = AdaptiveBlocks::create(
-          options.compute_blocks != 0 ? named : ThreadBlocks(planned_.problem.blocks),
-          {options.stream_groups, options.receive_groups}, blocks(), arguments_.frame);
-    }
     const auto choose = plan_.dtype == kernels::DType::kBf16 ? kernels.bf16 : kernels.f16;
     // Two pieces of sums make one of a gated C.
     const std::uint32_t least = plan_.epilogue.gated() ? 2 * kPieceColumns : 0;
@@ -144,10 +138,8 @@ class OperatorBase {
     estimate_ = planned_.expected(m);
     arguments_.launch.m = m;
     arguments_.launch.mode = mode == Mode::kAuto ? planned_.form(m, estimate_) : mode;
-    if (adaptive_ != nullptr) {
-      adaptive_->choose(stream, m, arguments_.launch.mode == Mode::kFused, arguments_.launch.blocks,
-                        arguments_.frame);
-    }
+    frame_.choose_blocks(stream, m, arguments_.launch.mode, arguments_.launch.blocks,
+                         arguments_.frame);
     arguments_.launch.make_schedule();
     LaunchTold& told = arguments_.frame.host.told;
     told.m = m;
@@ -163,8 +155,6 @@ class OperatorBase {
     arguments_.ldc = of.ldc;
     MK_RETURN_IF_ERROR(frame_.put_on(stream, *kernel_, arguments_));
     queued_ = {arguments_.launch.m, arguments_.launch.mode, estimate_};
-    if (adaptive_ != nullptr)
-      return frame_.check(adaptive_->measure(stream), "the launch cannot be measured");
     return {};
   }
 
@@ -180,13 +170,6 @@ class OperatorBase {
   plan::OperatorPlan planned_;
 
  private:
-  /// An adaptive partition is planned by these. The numbers of groups that it begins with say
-  /// nothing of how it will run.
-  static CudaOptions without_groups(CudaOptions options) {
-    options.stream_groups = options.receive_groups = 0;
-    return options;
-  }
-
   struct Form {
     std::uint32_t m = 0;
     Mode mode = Mode::kFused;
@@ -197,9 +180,8 @@ class OperatorBase {
   const std::uint32_t k_;
   const kernels::BLayout b_layout_;
   OperatorFrame frame_;
-  std::unique_ptr<AdaptiveBlocks> adaptive_;  ///< null: launches have the blocks of the start
-  Estimate estimate_;                         ///< of a launch that may yet be refused
-  Form queued_;                               ///< of the last one on a stream
+  Estimate estimate_;  ///< of a launch that may yet be refused
+  Form queued_;        ///< of the last one on a stream
   const OperatorKernel<Arguments>* kernel_ = nullptr;
 };
 

@@ -10,6 +10,7 @@
 #include "kernels/comm/wait_text.h"
 #include "kernels/comm/workspace_head.h"
 #include "kernels/cuda/skeleton/launch_accounts.h"
+#include "kernels/plan/legal.h"
 
 namespace mk::kernels::cuda {
 namespace {
@@ -32,6 +33,7 @@ Result<std::shared_ptr<const plan::JobPlan>> job_plan_of(const CudaOptions& opti
 
 OperatorFrame::~OperatorFrame() {
   const OnDevice on_device(device_);
+  adaptive_.reset();
   cudaFree(state_);
   cudaFree(flags_);
   cudaFreeHost(report_);
@@ -76,8 +78,15 @@ Status OperatorFrame::start(const RankContext& context, const CudaOptions& optio
   MK_ASSIGN_OR_RETURN(const std::uint32_t multiprocessors, choose_device(options));
   MK_RETURN_IF_ERROR(adopt_context(context, flags, launch, frame));
   // The kernel takes nearly all of a multiprocessor's shared memory: one block on each.
-  MK_RETURN_IF_ERROR(choose_blocks(op_, options, needs, context.lane_count, multiprocessors,
-                                   launch.blocks, frame));
+  const bool adapts = options.adaptive && needs.multiplies && world_.size() > 1;
+  MK_RETURN_IF_ERROR(cuda::choose_blocks(op_, adapts ? without_groups(options) : options, needs,
+                                         context.lane_count, multiprocessors, launch.blocks,
+                                         frame));
+  if (adapts) {
+    ThreadBlocks all = plan::blocks_of_share(multiprocessors, options.ranks_per_device);
+    if (options.compute_blocks != 0) all = all_blocks(frame, launch.blocks);
+    adaptive_ = AdaptiveBlocks::create(all, options, needs.watchers, launch.blocks, frame);
+  }
   frame.host.lane_count = launch.blocks.send;
   frame.host.launches = options.launches;
   frame.host.progress = options.progress;
@@ -184,7 +193,13 @@ Result<LaunchStats> OperatorFrame::finish(cudaStream_t stream) const {
       check(cudaMemcpyAsync(state.get(), state_, sizeof *state, cudaMemcpyDeviceToHost, stream),
             "statistics"));
   MK_RETURN_IF_ERROR(check(cudaStreamSynchronize(stream), "statistics"));
-  return stats_of(state->accounts[state->epoch % 2], state->epoch);
+  const LaunchAccount& account = state->accounts[state->epoch % 2];
+  LaunchStats stats = stats_of(account, state->epoch);
+  if (adaptive_ != nullptr) {
+    stats.partition = adaptive_->stats();
+    steps_ = {{~account.begin_ns_inverted, stats.partition.last, stats.partition.last}};
+  }
+  return stats;
 }
 
 LaunchStats stats_of(const LaunchAccount& account, std::uint32_t epoch) {

@@ -5,14 +5,18 @@
 
 #include <cuda_runtime_api.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "kernels/comm/banks.h"
 #include "kernels/comm/launch.h"
 #include "kernels/comm/launch_stats.h"
+#include "kernels/comm/partition_step.h"
 #include "kernels/comm/rank_context.h"
+#include "kernels/cuda/host/adaptive_blocks.h"
 #include "kernels/cuda/host/cuda_options.h"
 #include "kernels/cuda/host/launch_range.h"
 #include "kernels/cuda/host/on_device.h"
@@ -62,18 +66,33 @@ class OperatorFrame {
 
   /// kSystem with CUDA's reason.
   Status check(cudaError_t error, const char* what) const;
+  /// Before a launch: its blocks, if the partition is adaptive (CudaOptions::adaptive). `m`: what
+  /// launches are told apart by; each m has a search of its own.
+  void choose_blocks(cudaStream_t stream, std::uint32_t m, Mode mode, RoleBlocks& blocks,
+                     FrameArguments& frame) const {
+    if (adaptive_ != nullptr) adaptive_->choose(stream, m, mode == Mode::kFused, blocks, frame);
+  }
+  /// Thread blocks of any launch, at most; `now`: of the next one.
+  ThreadBlocks blocks_max(ThreadBlocks now) const {
+    return adaptive_ != nullptr ? std::max(now, adaptive_->all()) : now;
+  }
   /// Puts a launch on the stream.
   template <class Kernel, class Arguments>
   Status put_on(cudaStream_t stream, const Kernel& kernel, const Arguments& arguments) const {
     const LaunchTold& told = arguments.frame.host.told;
     const LaunchRange range(name_.of(told), told.m, told.tag);
-    return check(kernel.launch(arguments, stream), "the launch was refused");
+    MK_RETURN_IF_ERROR(check(kernel.launch(arguments, stream), "the launch was refused"));
+    if (adaptive_ == nullptr) return {};
+    return check(adaptive_->measure(stream), "the launch cannot be measured");
   }
   /// What the host has been told; does not wait.
   Status status() const;
   /// Waits for the stream, then answers what the last launch did, or the first failure: all but its
   /// m, form and estimate.
   Result<LaunchStats> finish(cudaStream_t stream) const;
+  /// If the partition is adaptive, that of the last launch which `finish` has seen, with its begin
+  /// in the GPU's clock.
+  std::vector<PartitionStep> partition_steps() const { return steps_; }
   /// How far a launch has come that does not end: for users.
   std::string progress(const Launch& launch) const;
 
@@ -88,6 +107,8 @@ class OperatorFrame {
   DeviceState* state_ = nullptr;
   std::uint32_t* flags_ = nullptr;
   HostReport* report_ = nullptr;
+  std::unique_ptr<AdaptiveBlocks> adaptive_;  ///< null: launches have the blocks of the start
+  mutable std::vector<PartitionStep> steps_;  ///< `finish` makes them
 };
 
 }  // namespace mk::kernels::cuda

@@ -106,6 +106,7 @@ GroupNeeds accounted_needs(const plan::Problem& problem, const plan::AccountedGr
   needs.stream_groups = watchers + groups.stream;
   needs.receive_groups = groups.receive;
   needs.stream_least = ring ? watchers + 1 : 2;
+  needs.watchers = watchers;
   return needs;
 }
 

@@ -118,10 +118,41 @@ Status choose_blocks(const char* op, const CudaOptions& options, const GroupNeed
   return check_lanes();
 }
 
+CommShares shares_of(Warpgroups watchers, const RoleBlocks& blocks, const FrameArguments& frame) {
+  const Warpgroups streams =
+      blocks.reduce != 0 ? warpgroups_of(blocks.reduce) : groups_that_only_share(frame, blocks);
+  return {streams - std::min(streams, watchers), warpgroups_of(blocks.receive), watchers};
+}
+
+CommTargets targets_of(ThreadBlocks all, const CommShares& shares, const RoleBlocks& blocks,
+                       const FrameArguments& frame) {
+  CommTargets targets;
+  if (shares.streams == 0 && shares.receives == 0) return targets;
+  targets.besides = (frame.pollers + warpgroups_of(blocks.send) + shares.watchers).count();
+  const std::uint32_t roles = (shares.streams != 0 ? 1 : 0) + (shares.receives != 0 ? 1 : 0);
+  targets.least = div_up(targets.besides + roles, kGroupsOfBlock);
+  targets.most = std::min(all.count() - 1, kBlocksMax);
+  // A role has so many groups at most; those that stream are not bounded.
+  if (shares.streams == 0)
+    targets.most = std::min(targets.most, (targets.besides + kBlocksMax) / kGroupsOfBlock);
+  return targets;
+}
+
+std::uint32_t CommTargets::of(const CommShares& shares, Warpgroups streams,
+                              Warpgroups receives) const {
+  const auto named = [](Warpgroups planned, Warpgroups wanted) {
+    return planned == 0 || wanted == 0 ? planned.count() : wanted.count();
+  };
+  const Warpgroups others = streams > shares.watchers ? streams - shares.watchers : Warpgroups(1);
+  const std::uint32_t first =
+      named(shares.streams, streams == 0 ? streams : others) + named(shares.receives, receives);
+  return std::clamp(div_up(besides + first, kGroupsOfBlock), least, most);
+}
+
 void deal_blocks(ThreadBlocks all, ThreadBlocks comm, const CommShares& shares, RoleBlocks& blocks,
                  FrameArguments& frame) {
   const std::uint32_t groups =
-      warpgroups_of(comm).count() - frame.pollers.count() - blocks.send.count();
+      (warpgroups_of(comm) - frame.pollers - warpgroups_of(blocks.send) - shares.watchers).count();
   const std::uint32_t streams = shares.streams.count();
   const std::uint32_t receives = shares.receives.count();
   std::uint32_t to_receive = 0;
@@ -131,7 +162,7 @@ void deal_blocks(ThreadBlocks all, ThreadBlocks comm, const CommShares& shares, 
         static_cast<std::uint32_t>(std::uint64_t{groups} * receives / (streams + receives));
     to_receive = std::clamp(part, 1u, std::min(most, kBlocksMax));
   }
-  const std::uint32_t to_stream = streams != 0 ? groups - to_receive : 0;
+  const std::uint32_t to_stream = streams != 0 ? groups - to_receive + shares.watchers.count() : 0;
   frame.comm_blocks = comm;
   if (frame.sharing_receivers != 0) frame.sharing_receivers = to_receive;
   blocks.receive = to_receive;

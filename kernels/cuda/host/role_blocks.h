@@ -27,6 +27,8 @@ struct GroupNeeds {
   std::uint32_t stream_groups = 24;
   std::uint32_t stream_least = 0;
   std::uint32_t receive_groups = 6;
+  /// So many of those that stream only look for what comes, however many others there are.
+  std::uint32_t watchers = 0;
   /// Those stream first, too, and receive then.
   bool receivers_stream = false;
   /// 0, or so many blocks outside the compute blocks the planner has chosen (planned.h), with this
@@ -48,9 +50,24 @@ Status choose_blocks(const char* op, const CudaOptions& options, const GroupNeed
 /// Groups that an operator has outside its compute blocks besides those that poll and send: their
 /// shares of what there is.
 struct CommShares {
-  Warpgroups streams;   ///< that stream and do nothing else
+  Warpgroups streams;   ///< that stream and do nothing else, without the watchers
   Warpgroups receives;  ///< that receive
+  Warpgroups watchers;  ///< GroupNeeds::watchers: these stay as they are
 };
+/// As those blocks have them.
+CommShares shares_of(Warpgroups watchers, const RoleBlocks& blocks, const FrameArguments& frame);
+
+/// Numbers of blocks outside the compute blocks with which each role has a group.
+struct CommTargets {
+  std::uint32_t least = 1;
+  std::uint32_t most = 0;  ///< less than `least`: there is none
+  /// With so many groups in place of the shares'; 0: as there.
+  std::uint32_t of(const CommShares& shares, Warpgroups streams, Warpgroups receives) const;
+
+  std::uint32_t besides = 0;  ///< groups that poll, send or watch
+};
+CommTargets targets_of(ThreadBlocks all, const CommShares& shares, const RoleBlocks& blocks,
+                       const FrameArguments& frame);
 
 /// The blocks of a rank's roles with `comm` of `all` outside the compute blocks. `blocks`, `frame`:
 /// as they are now; those that poll and send stay.

@@ -57,7 +57,7 @@ Status CombineCuda::start(const RankContext& context, const CudaOptions& options
   MK_RETURN_IF_ERROR(
       ExpertOperator::start(problem, largest, plan_.flags(), context, options, kCombineM));
   CombineLaunch& launch = arguments_.launch;
-  launch.blocks.plan = std::min(launch.blocks.reduce.count(), kBlocksMax);
+  deal_groups();
   const auto* const words = reinterpret_cast<const CombineWords*>(
       launch.context.workspaces[of.local] + plan_.layout.words);
   tell(shape.hidden, shape.features, &words->tiles);
@@ -144,7 +144,13 @@ Status CombineCuda::launch(cudaStream_t stream, const CombineDeviceInput& input,
   launch.routing = {input.count, plan_.shape.top_k, input.ids, nullptr};
   launch.residual = static_cast<const std::byte*>(input.residual);
   arguments_.c = out;
-  return enqueue(stream, *kernel_, input.count, plan_.work(rows, input.count), mode);
+  return enqueue(stream, *kernel_, input.count, plan_.work(rows, input.count), mode,
+                 [this] { deal_groups(); });
+}
+
+void CombineCuda::deal_groups() {
+  RoleBlocks& blocks = arguments_.launch.blocks;
+  blocks.plan = std::min(blocks.reduce.count(), kBlocksMax);
 }
 
 Result<LaunchStats> CombineCuda::finish(cudaStream_t stream) {

@@ -54,6 +54,8 @@ class CombineCuda
   Status choose_kernel();
   Status check_input(const CombineDeviceInput& input, const void* out) const;
   Status make_maps(const CombineDeviceInput& input);
+  /// As many of the groups that sum make the index as may.
+  void deal_groups();
 
   const cuda::CombineKernel* kernel_ = nullptr;
 };

@@ -48,12 +48,10 @@ Status MoeDispatchCuda::start(const RankContext& context, const CudaOptions& opt
                                            kMoeDispatchM));
   MoeDispatchLaunch& launch = arguments_.launch;
   arguments_.frame.heeds_peers = of.locals > 1 && plan_.tokens.local_banks == 1;
-  const std::uint32_t streams = launch.blocks.share;
-  launch.blocks.pull = streams;
-  launch.blocks.plan = moe_dispatch_plan_groups(streams, of.size());
+  deal_groups();
   tell(shape.features, shape.hidden, &routing_plan_of(launch).summary().tiles);
   plan::Candidate candidate;
-  candidate.stream_warpgroups = streams;
+  candidate.stream_warpgroups = blocks().share;
   candidate.receive_warpgroups = blocks().receive;
   account_for(problem, candidate, options);
 
@@ -139,7 +137,14 @@ Status MoeDispatchCuda::launch(cudaStream_t stream, const MoeDispatchInput& inpu
   launch.tokens = static_cast<const std::byte*>(input.tokens);
   launch.capacity = capacity;
   arguments_.bias = input.bias;
-  return enqueue(stream, *kernel_, input.count, plan_.work(world(), input.count), mode);
+  return enqueue(stream, *kernel_, input.count, plan_.work(world(), input.count), mode,
+                 [this] { deal_groups(); });
+}
+
+void MoeDispatchCuda::deal_groups() {
+  RoleBlocks& blocks = arguments_.launch.blocks;
+  blocks.pull = blocks.share;
+  blocks.plan = moe_dispatch_plan_groups(blocks.share, world().size());
 }
 
 Result<LaunchStats> MoeDispatchCuda::finish(cudaStream_t stream) {

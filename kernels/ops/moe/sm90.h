@@ -65,6 +65,8 @@ class MoeDispatchCuda
   Status start(const RankContext& context, const CudaOptions& options);
   Status check_input(const MoeDispatchInput& input, const void* y, std::uint32_t capacity) const;
   Status make_maps(const MoeDispatchInput& input, void* y, std::uint32_t capacity);
+  /// All groups that share pull, too, and some plan.
+  void deal_groups();
 
   const cuda::MoeDispatchKernel* kernel_ = nullptr;
   std::uint32_t rows_ = 0;

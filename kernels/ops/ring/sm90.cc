@@ -168,7 +168,6 @@ Status RingAttentionCuda::start(const RankContext& context, const CudaOptions& o
   // Tiles are of queries here: each sees its keys in one go.
   cuda::LaunchTold& told = arguments_.frame.host.told;
   told.taken = arguments_.dealer_words;
-  told.taken_ahead = blocks().compute;
   if (plan_.sequences_max != 0) MK_RETURN_IF_ERROR(make_room_for_tables());
   if (plan_.windows() > 1) {
     void* accounts = nullptr;
@@ -259,7 +258,8 @@ Result<std::uint32_t> RingAttentionCuda::rows_of_tensors(const RingAttentionTens
 
 void RingAttentionCuda::set_trace(bool on) {
   const cuda::OnDevice on_device(frame_.device());
-  trace_.set(on, cuda::all_blocks(arguments_.frame, blocks()), arguments_.watchers);
+  trace_.set(on, frame_.blocks_max(cuda::all_blocks(arguments_.frame, blocks())),
+             arguments_.watchers);
   arguments_.trace = trace_.buffer();
 }
 
@@ -375,12 +375,15 @@ Status RingAttentionCuda::launch(cudaStream_t stream, const RingAttentionDeviceT
   RingAttentionLaunch& launch = arguments_.launch;
   launch.m = m;
   launch.mode = mode == Mode::kAuto ? expected.cheaper() : mode;
+  frame_.choose_blocks(stream, m, launch.mode, launch.blocks, arguments_.frame);
+  arguments_.frame.host.told.taken_ahead = blocks().compute;
   const float scale =
       tensors.scale != 0 ? tensors.scale : 1.0f / std::sqrt(static_cast<float>(plan_.head_dim));
   arguments_.scale_log2 = scale * kLog2E;
   for (std::uint32_t i = 0; i < plan_.windows(); ++i) {
     MK_RETURN_IF_ERROR(set_window(tensors, i, m, own));
-    MK_RETURN_IF_ERROR(frame_.check(trace_.begin_launch(stream), "the trace"));
+    MK_RETURN_IF_ERROR(frame_.check(
+        trace_.begin_launch(stream, cuda::all_blocks(arguments_.frame, blocks())), "the trace"));
     MK_RETURN_IF_ERROR(frame_.put_on(stream, *kernel_, arguments_));
     if (plan_.windows() == 1) break;
     MK_RETURN_IF_ERROR(
@@ -409,6 +412,7 @@ Result<LaunchStats> RingAttentionCuda::finish(cudaStream_t stream) {
       const std::uint32_t epoch = last - (windows - 1 - i);
       all = with_window(all, cuda::stats_of(accounts[i].of[epoch % 2], epoch));
     }
+    all.partition = stats.partition;
     stats = all;
   }
   stats.m = queued_.m;

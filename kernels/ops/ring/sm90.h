@@ -95,6 +95,8 @@ class RingAttentionCuda {
   /// block: its tiles of queries with each rank's keys (kTile: the first row, -; whose keys), and
   /// its waits for keys. Of a watching group (collect): kArrival. Empty: it was not traced.
   std::vector<TraceEvent> trace() const;
+  /// OperatorFrame::partition_steps
+  std::vector<PartitionStep> partition_steps() const { return frame_.partition_steps(); }
   /// How far a launch has come that does not end: for users.
   std::string progress() const { return frame_.progress(arguments_.launch); }
 

@@ -9,12 +9,12 @@ constexpr std::uint32_t kSpansOfPlace = 4096;  ///< 16 MB in all
 
 }  // namespace
 
-void RingTrace::set(bool on, std::uint32_t blocks, std::uint32_t watchers) {
+void RingTrace::set(bool on, std::uint32_t blocks_max, std::uint32_t watchers) {
   if (on == (buffer_.spans != nullptr)) return;
   cudaFree(buffer_.spans);
   cudaFree(buffer_.counts);
   buffer_ = {};
-  blocks_ = blocks;
+  blocks_max_ = blocks_ = blocks_max;
   watchers_ = watchers;
   if (!on) return;
   const std::size_t spans = std::size_t{places()} * kSpansOfPlace;
@@ -29,7 +29,8 @@ void RingTrace::set(bool on, std::uint32_t blocks, std::uint32_t watchers) {
   buffer_ = {static_cast<TraceSpan*>(memory), static_cast<std::uint32_t*>(counts), kSpansOfPlace};
 }
 
-cudaError_t RingTrace::begin_launch(cudaStream_t stream) const {
+cudaError_t RingTrace::begin_launch(cudaStream_t stream, std::uint32_t blocks) {
+  blocks_ = blocks;
   if (buffer_.spans == nullptr) return cudaSuccess;
   return cudaMemsetAsync(buffer_.counts, 0, places() * sizeof(std::uint32_t), stream);
 }

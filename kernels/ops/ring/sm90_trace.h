@@ -20,21 +20,22 @@ class RingTrace {
   RingTrace(const RingTrace&) = delete;
   RingTrace& operator=(const RingTrace&) = delete;
 
-  /// On: room for the spans of so many blocks and groups. Where there is no memory for that,
-  /// launches stay untraced.
-  void set(bool on, std::uint32_t blocks, std::uint32_t watchers);
-  /// Before a launch, on its stream: nothing is noted yet.
-  cudaError_t begin_launch(cudaStream_t stream) const;
+  /// On: room for the spans of up to so many blocks, and of the groups. Where there is no memory
+  /// for that, launches stay untraced.
+  void set(bool on, std::uint32_t blocks_max, std::uint32_t watchers);
+  /// Before a launch of so many blocks, on its stream: nothing is noted yet.
+  cudaError_t begin_launch(cudaStream_t stream, std::uint32_t blocks);
   /// For the kernel.
   RingTraceBuffer buffer() const { return buffer_; }
   /// Of the last launch, which has ended. What did not fit is left out.
   std::vector<TraceEvent> read() const;
 
  private:
-  std::uint32_t places() const { return blocks_ + watchers_; }
+  std::uint32_t places() const { return blocks_max_ + watchers_; }
 
   RingTraceBuffer buffer_;
-  std::uint32_t blocks_ = 0;  ///< of the grid: all may compute
+  std::uint32_t blocks_max_ = 0;
+  std::uint32_t blocks_ = 0;  ///< of the last grid: all may compute; the watchers come behind
   std::uint32_t watchers_ = 0;
 };
 

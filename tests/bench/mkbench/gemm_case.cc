@@ -6,8 +6,8 @@
 #include <iterator>
 
 #include "client/tools/numeric/gemm_reference.h"
-#include "client/tools/partition_choice.h"
 #include "tests/bench/mkbench/at_least_one.h"
+#include "tests/bench/mkbench/partition_option.h"
 
 namespace mk::bench {
 namespace {
@@ -29,9 +29,7 @@ void GemmCase::add_gemm_options(CLI::App& command, const Help& help) {
                      "columns of a tile; default: the planner's choice");
   command.add_option("--chunk-bytes", options_.chunk_bytes, "payload of a network command");
   command.add_option("--compute-blocks", options_.compute_blocks, "compute threads of a rank");
-  command.add_option("--partition", options_.partition, tools::kPartitionHelp)
-      ->check(tools::PartitionChoice::check, "CHOICE")
-      ->capture_default_str();
+  add_partition_option(command, options_.partition);
   command.add_option("--activation", options_.activation, "of each element of the whole sum")
       ->check(
           CLI::IsMember(std::vector<std::string>(std::begin(kActivations), std::end(kActivations))))

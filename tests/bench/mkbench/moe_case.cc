@@ -14,6 +14,7 @@
 #include "tests/bench/mkbench/cases.h"
 #include "tests/bench/mkbench/inputs.h"
 #include "tests/bench/mkbench/moe_routing.h"
+#include "tests/bench/mkbench/partition_option.h"
 
 namespace mk::bench {
 namespace {
@@ -21,11 +22,11 @@ namespace {
 struct MoeOptions {
   std::uint64_t tokens = 512, hidden = 1024, features = 1024, rows_max = 0;
   std::uint32_t experts = 16, top_k = 2;
-  std::string routing = "uniform";
+  std::string routing = "uniform", partition = "planned";
   std::uint32_t tile_m = 0, tile_n = 0, chunk_bytes = 0, compute_blocks = 0;
 };
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(MoeOptions, tokens, hidden, features, rows_max, experts, top_k,
-                                   routing, tile_m, tile_n, chunk_bytes, compute_blocks)
+                                   routing, tile_m, tile_n, chunk_bytes, compute_blocks, partition)
 
 class MoeRank : public RankCase {
  public:
@@ -221,6 +222,7 @@ class MoeCase : public CaseWithOptions<MoeOptions> {
     command.add_option("--tile-n", o.tile_n, "columns of a tile; default: the planner's choice");
     command.add_option("--chunk-bytes", o.chunk_bytes, "payload of a network command");
     command.add_option("--compute-blocks", o.compute_blocks, "compute threads of a rank");
+    add_partition_option(command, o.partition);
   }
   std::string describe(const BenchSpec& spec) const override {
     const MoeOptions& o = options_;
@@ -266,6 +268,7 @@ class MoeCase : public CaseWithOptions<MoeOptions> {
     tuning.tile_n = o.tile_n;
     tuning.chunk_bytes = o.chunk_bytes;
     tuning.compute_sms = o.compute_blocks;
+    tools::PartitionChoice::apply(o.partition, tuning);
     tuning.wait_timeout = std::chrono::milliseconds{spec.timeout_ms};
     MK_ASSIGN_OR_RETURN(auto op, MoeDispatchGemm::create(session, shape, tuning));
     return std::make_unique<MoeRank>(spec, o, rank, std::move(op));

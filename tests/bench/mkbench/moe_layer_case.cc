@@ -15,6 +15,7 @@
 #include "tests/bench/mkbench/cases.h"
 #include "tests/bench/mkbench/inputs.h"
 #include "tests/bench/mkbench/moe_routing.h"
+#include "tests/bench/mkbench/partition_option.h"
 
 namespace mk::bench {
 namespace {
@@ -22,11 +23,12 @@ namespace {
 struct MoeLayerOptions {
   std::uint64_t tokens = 256, hidden = 512, features = 256;
   std::uint32_t experts = 16, top_k = 2;
-  std::string routing = "uniform", partials = "element";
+  std::string routing = "uniform", partials = "element", partition = "planned";
   std::uint32_t tile_m = 0, tile_n = 0, chunk_bytes = 0, compute_blocks = 0;
 };
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(MoeLayerOptions, tokens, hidden, features, experts, top_k,
-                                   routing, partials, tile_m, tile_n, chunk_bytes, compute_blocks)
+                                   routing, partials, tile_m, tile_n, chunk_bytes, compute_blocks,
+                                   partition)
 
 /// GEMM+Combine, of rows as a dispatch would leave them; or a whole layer, whose dispatch (with its
 /// gated SiLU) comes first in each launch.
@@ -306,6 +308,7 @@ class MoeLayerCase : public CaseWithOptions<MoeLayerOptions> {
     command.add_option("--tile-n", o.tile_n, "columns of a tile; default: the planner's choice");
     command.add_option("--chunk-bytes", o.chunk_bytes, "payload of a network command");
     command.add_option("--compute-blocks", o.compute_blocks, "compute threads of a rank");
+    add_partition_option(command, o.partition);
   }
   std::string describe(const BenchSpec& spec) const override {
     const MoeLayerOptions& o = options_;
@@ -350,6 +353,7 @@ class MoeLayerCase : public CaseWithOptions<MoeLayerOptions> {
     tuning.tile_n = o.tile_n;
     tuning.chunk_bytes = o.chunk_bytes;
     tuning.compute_sms = o.compute_blocks;
+    tools::PartitionChoice::apply(o.partition, tuning);
     tuning.wait_timeout = std::chrono::milliseconds{spec.timeout_ms};
     std::optional<MoeDispatchGemm> dispatch;
     if (whole_) {

@@ -19,6 +19,7 @@
 #include "tests/bench/mkbench/attention_core.h"
 #include "tests/bench/mkbench/cases.h"
 #include "tests/bench/mkbench/inputs.h"
+#include "tests/bench/mkbench/partition_option.h"
 
 namespace mk::bench {
 namespace {
@@ -29,6 +30,7 @@ struct RingOptions {
   bool causal = false, lse = false;
   std::uint32_t tile_q = 0, tile_k = 0, remote_passes = 0, chunk_bytes = 0, compute_blocks = 0;
   std::uint64_t check_rows = 0;
+  std::string partition = "planned";
   std::vector<std::uint32_t> lengths;  ///< of packed sequences; none: one length
 
   std::uint64_t rows() const {
@@ -37,7 +39,7 @@ struct RingOptions {
 };
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(RingOptions, seq, batch, query_heads, key_heads, head_dim,
                                    causal, lse, tile_q, tile_k, remote_passes, chunk_bytes,
-                                   compute_blocks, check_rows, lengths)
+                                   compute_blocks, check_rows, partition, lengths)
 
 constexpr std::uint32_t kTileKeys = 128;  // on CPUs
 
@@ -342,6 +344,7 @@ class RingCase : public CaseWithOptions<RingOptions> {
         "stretches in which queries meet other nodes' keys, 1 to 8; default: the planner's choice");
     command.add_option("--chunk-bytes", o.chunk_bytes, "payload of a network command");
     command.add_option("--compute-blocks", o.compute_blocks, "compute threads of a rank");
+    add_partition_option(command, o.partition);
     command.add_option(
         "--check-rows", o.check_rows,
         "rows of each sequence that a rank compares; without it all, on GPUs as many "
@@ -390,6 +393,7 @@ class RingCase : public CaseWithOptions<RingOptions> {
     tuning.remote_passes = o.remote_passes;
     tuning.chunk_bytes = o.chunk_bytes;
     tuning.compute_sms = o.compute_blocks;
+    tools::PartitionChoice::apply(o.partition, tuning);
     tuning.wait_timeout = std::chrono::milliseconds{spec.timeout_ms};
     MK_ASSIGN_OR_RETURN(auto op, RingAttention::create(session, shape, tuning));
     return std::make_unique<RingRank>(spec, o, rank, std::move(op));

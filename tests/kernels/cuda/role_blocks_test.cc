@@ -7,6 +7,8 @@
 #include <cstdint>
 #include <utility>
 
+#include "kernels/cuda/host/planned.h"
+#include "kernels/plan/accounted.h"
 #include "kernels/plan/legal.h"
 
 namespace mk::kernels {
@@ -368,6 +370,78 @@ TEST(RoleBlocks, AreDealtOutAnew) {
       EXPECT_EQ(back.frame.sharing_receivers, planned.frame.sharing_receivers);
     }
   }
+}
+
+/// Ring Attention, MoE Dispatch and GEMM+Combine on any small GPU that ranks share, with every
+/// number of blocks outside the compute blocks.
+TEST(RoleBlocks, AreDealtOutAnewWhereRolesFollowEachOther) {
+  std::uint32_t dealt_out = 0;
+  for (const plan::Op op : {plan::Op::kRing, plan::Op::kMoe, plan::Op::kCombine}) {
+    for (const auto& [nodes, locals] : {std::pair{1u, 2u}, {2u, 1u}, {2u, 2u}, {3u, 2u}}) {
+      for (std::uint32_t device = 2; device <= 40; ++device) {
+        for (std::uint32_t ranks = 1; ranks <= 3; ++ranks) {
+          SCOPED_TRACE(testing::Message() << static_cast<int>(op) << ": " << nodes << "x" << locals
+                                          << ", " << device << " SMs of " << ranks << " ranks");
+          plan::Problem problem;
+          problem.op = op;
+          problem.nodes = nodes;
+          problem.locals = locals;
+          problem.ranks_per_device = ranks;
+          const GroupNeeds needs =
+              cuda::accounted_needs(problem, plan::accounted_groups(op, nodes, locals));
+          EXPECT_EQ(needs.watchers, op == plan::Op::kRing ? nodes : 0);
+          const Chosen planned = choose(needs, shared_by(ranks), device);
+          if (!planned.status) continue;
+          const cuda::CommShares shares =
+              cuda::shares_of(needs.watchers, planned.blocks, planned.frame);
+          if (shares.streams == 0) continue;  // the operator refuses it
+          const ThreadBlocks all = plan::blocks_of_share(device, ranks);
+          const cuda::CommTargets targets =
+              cuda::targets_of(all, shares, planned.blocks, planned.frame);
+          EXPECT_LT(targets.most, all.count()) << "the product needs a block";
+          for (std::uint32_t comm = targets.least; comm <= targets.most; ++comm) {
+            Chosen dealt = planned;
+            cuda::deal_blocks(all, targets.most, shares, dealt.blocks, dealt.frame);
+            cuda::deal_blocks(all, comm, shares, dealt.blocks, dealt.frame);
+            const RoleBlocks& blocks = dealt.blocks;
+            const std::uint32_t streams =
+                op == plan::Op::kCombine
+                    ? blocks.reduce.count()
+                    : cuda::groups_that_only_share(dealt.frame, blocks).count();
+            ASSERT_EQ(1 + blocks.send + blocks.receive + streams, comm * kGroupsOfBlock)
+                << comm << ": each group has a role, and only one";
+            ASSERT_GT(streams, needs.watchers) << comm;
+            ASSERT_EQ(blocks.send, planned.blocks.send);
+            ASSERT_EQ(blocks.receive != 0, planned.blocks.receive != 0);
+            ASSERT_EQ(dealt.frame.sharing_receivers,
+                      op == plan::Op::kRing ? warpgroups_of(blocks.receive) : Warpgroups(0));
+            ASSERT_GE(blocks.compute, 1u);
+            ASSERT_EQ(all_blocks(dealt.frame, blocks),
+                      std::min(all, ThreadBlocks(comm + kBlocksMax)));
+            ++dealt_out;
+          }
+          if (targets.least > targets.most) continue;
+          // It begins with named numbers.
+          const std::uint32_t first = targets.of(shares, needs.watchers + 1, 1);
+          EXPECT_EQ(first, targets.least);
+          EXPECT_LE(targets.of(shares, 1, 1), std::max(targets.least, first));
+          EXPECT_EQ(targets.of(shares, 3000, 3000), targets.most);
+          if (planned.frame.comm_blocks >= targets.least &&
+              planned.frame.comm_blocks <= targets.most) {
+            EXPECT_EQ(targets.of(shares, 0, 0), planned.frame.comm_blocks.count());
+            Chosen same = planned;
+            cuda::deal_blocks(all, targets.most, shares, same.blocks, same.frame);
+            cuda::deal_blocks(all, planned.frame.comm_blocks, shares, same.blocks, same.frame);
+            EXPECT_EQ(same.blocks.receive, planned.blocks.receive);
+            EXPECT_EQ(same.blocks.share, planned.blocks.share);
+            EXPECT_EQ(same.blocks.reduce, planned.blocks.reduce);
+            EXPECT_EQ(same.blocks.compute, planned.blocks.compute);
+          }
+        }
+      }
+    }
+  }
+  EXPECT_GT(dealt_out, 1000u);
 }
 
 }  // namespace
