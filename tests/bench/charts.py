@@ -3,10 +3,11 @@
 
     python3 charts.py [FOLDER]    writes every chart of CHARTS into FOLDER (default: deploy/docs/images)
 
-A chart has a bar for each workload: the time of its baseline divided by the time of the fused form. The output depends on the
-JSON alone, so that a test compares it with the committed files.
+A chart has a bar for each workload: the time of its baseline divided by the time of the fused form. A chart of PARTITIONS
+follows the launches of partition_bench. The output depends on the JSON alone, so that a test compares it with the committed files.
 """
 import html
+import math
 import pathlib
 import sys
 
@@ -59,7 +60,13 @@ def groups(name):
         ("the same, causal", "the same", ring("ring_h200_2x1", True))]
 
 
-CHARTS = ("one_node", "two_nodes")
+# Adaptive partitions: of which file, operator and shape. Those without a file are not drawn.
+PARTITIONS = {
+    "partition_ring": ("partition_roles_h200_1x2_shared", "ring", [16384, 16, 128]),
+    "partition_moe": ("partition_roles_hot_h200_1x2_shared", "moe", [2048, 4096, 1536]),
+    "partition_combine": ("partition_roles_hot_h200_1x2_shared", "combine", [2048, 4096, 1536]),
+}
+CHARTS = ("one_node", "two_nodes", *(chart for chart, (file, _, _) in PARTITIONS.items() if (HERE / "results" / f"{file}.json").exists()))
 
 
 def text(x, y, words, anchor="middle", size=12, weight="normal"):
@@ -98,8 +105,60 @@ def draw(title, found):
     return "\n".join([*out, "</svg>"]) + "\n"
 
 
+def line(points, color, dashes="none"):
+    path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
+    return f'<polyline points="{path}" fill="none" stroke="{color}" stroke-width="1.5" stroke-dasharray="{dashes}"/>'
+
+
+def draw_partition(title, row):
+    """Launch by launch: above the SMs that communicate, below the time over that of the best static partition."""
+    best = row["partitions"][row["best_static"]]
+    paths = {name: side["sms_and_us_by_launch"] for name, side in row["partitions"].items() if "sms_and_us_by_launch" in side}
+    launches = max(len(path) for path in paths.values())
+    most = max(max(sms for sms, _ in path) for path in paths.values())
+    middle, bottom, gap = 176, HEIGHT - 58, 22
+
+    def x(launch):
+        return LEFT + (WIDTH - LEFT - 12) * launch / max(1, launches - 1)
+
+    def of_sms(sms):
+        return middle - (middle - TOP) * math.log2(max(1, sms)) / math.log2(2 * most)
+
+    def of_ratio(ratio):
+        return bottom - (bottom - middle - gap) * (min(ratio, 2) - 0.9) / 1.1
+
+    out = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif">',
+           f'<rect width="{WIDTH}" height="{HEIGHT}" fill="#fff"/>', text(LEFT, 20, title, "start", 14, "bold")]
+    marks = [(of_sms(1 << power), f"{1 << power} SMs") for power in range(int(math.log2(2 * most)) + 1)]
+    marks += [(of_ratio(ratio), f"{ratio:.1f}×") for ratio in (1, 1.5, 2)]
+    for y, words in marks:
+        out.append(f'<line x1="{LEFT}" y1="{y:.1f}" x2="{WIDTH - 12}" y2="{y:.1f}" stroke="#ddd"/>')
+        out.append(text(LEFT - 4, y + 4, words, "end", 9))
+    best_y = of_sms(best["sms_that_communicate"])
+    out.append(line([(x(0), best_y), (x(launches - 1), best_y)], "#444", "4 3"))
+    for number, (name, path) in enumerate(paths.items()):
+        color = COLORS[number]
+        # A partition holds for a launch: steps.
+        steps = [point for launch, (sms, _) in enumerate(path) for point in ((x(launch), of_sms(sms)), (x(min(launch + 1, launches - 1)), of_sms(sms)))]
+        out.append(line(steps, color))
+        out.append(line([(x(launch), of_ratio(us / best["us"]["median"])) for launch, (_, us) in enumerate(path)], color))
+        at = LEFT + 175 * number
+        out.append(f'<rect x="{at}" y="{HEIGHT - 30}" width="12" height="12" fill="{color}"/>')
+        out.append(text(at + 18, HEIGHT - 19, name.replace("adaptive x1", "from the planned one").replace("adaptive ", "from "), "start"))
+    out.append(text(WIDTH - 12, HEIGHT - 19, f"dashed: best static; {launches} launches", "end", 11))
+    return "\n".join([*out, "</svg>"]) + "\n"
+
+
+def partition(name):
+    file, op, shape = PARTITIONS[name]
+    row = next(row for row in load(file)["rows"] if row["op"] == op and row["shape"] == shape)
+    what = {"ring": "Ring Attention", "moe": "MoE Dispatch+GEMM", "combine": "GEMM+Combine"}[op]
+    load_of = " with skewed routing" if row.get("hot") else ""
+    return draw_partition(f"An adaptive partition of {what}{load_of}: SMs that communicate, and a launch's time", row)
+
+
 def chart(name):
-    return draw(*groups(name))
+    return partition(name) if name in PARTITIONS else draw(*groups(name))
 
 
 def main(arguments):

@@ -22,6 +22,23 @@ class Charts(unittest.TestCase):
         self.assertEqual(len(bars), 4, "two bars and the two squares of the legend")
         self.assertAlmostEqual(max(bars) / sorted(bars)[-2], 2.0, places=2)
 
+    def test_a_partition_is_followed_from_launch_to_launch(self):
+        path = [[4, 200.0], [8, 100.0], [8, 90.0]]
+        row = {"best_static": "x2", "partitions": {
+            "planned": {"us": {"median": 200.0}, "sms_that_communicate": 4},
+            "x2": {"us": {"median": 100.0}, "sms_that_communicate": 8},
+            "adaptive x1": {"us": {"median": 90.0}, "sms_that_communicate": 8, "sms_and_us_by_launch": path}}}
+        text = charts.draw_partition("T", row)
+        lines = [[tuple(map(float, point.split(","))) for point in points.split()] for points in re.findall(r'points="([^"]+)"', text)]
+        best, steps, times = lines
+        self.assertEqual(len(steps), 2 * len(path))
+        self.assertGreater(steps[0][1], best[0][1], "fewer SMs than the best static partition has")
+        self.assertAlmostEqual(steps[-1][1], best[0][1])
+        # The last launch takes nine tenths of its time, where the axis ends.
+        self.assertGreater(times[2][1], times[1][1])
+        self.assertGreater(times[1][1], times[0][1])
+        self.assertIn("from the planned one", text)
+
 
 if __name__ == "__main__":
     unittest.main()

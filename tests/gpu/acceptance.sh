@@ -14,6 +14,7 @@
 #   cases_all  the worlds on fewer GPUs, too
 #   ring       ring_attention_gpu_test: Ring Attention, in the worlds on so many GPUs and fewer
 #   moe, combine   moe_gpu_test, combine_gpu_test: the worlds on that many GPUs, and what needs no world
+#   adaptive   adaptive_roles_gpu_test: an adaptive partition of Ring Attention and the halves of the MoE layer
 #   collectives    collectives_gpu_test: AllGather and ReduceScatter alone; and client_gpu_test's cases of batch_invariant
 #   delays     operators_gpu_delays_test (where it was built): ranks held up at random inside launches
 #   client     client_gpu_test: through libmkclient, kills of ranks and daemons among them
@@ -25,6 +26,7 @@
 #   memcheck_moe   the same over MoE Dispatch+GEMM, GEMM+Combine (no racecheck) and Ring Attention
 #   one_node   operators_bench: fused against cuBLAS and NCCL, every element judged
 #   alone      as one_node, each side also in a loop of its own, at its own clock
+#   partition  partition_bench: adaptive partitions of Ring Attention and the halves of the MoE layer against static ones, at even and at skewed routing
 #   two_nodes  as one_node, the GPUs as two nodes joined by two mkerneld at 50 GB/s a rail
 #   across     as one_node, as two nodes that each span all GPUs, two ranks on each, the daemons in the same process
 #   mirror     mirror_bench: rank 0 of eight on one GPU, the others played by a second, as one node and as two of four
@@ -45,12 +47,12 @@
 # when nothing was run. NVLink multicast stays off.
 set -u
 
-steps=(cases cases_all ring moe combine collectives delays client lifetime fabric gemm attention grouped memcheck memcheck_moe one_node alone
+steps=(cases cases_all ring moe combine adaptive collectives delays client lifetime fabric gemm attention grouped memcheck memcheck_moe one_node alone partition
   two_nodes across mirror core rails torch ring_figures ring_two_nodes moe_figures moe_two_nodes layer layer_two_nodes attention_figures grouped_figures
   collective_figures collective_two_nodes choices choices_two_nodes sweep_one sweep_two sweep_mirror)
-programs=(dma_queue_test operators_gpu_test collectives_gpu_test ring_attention_gpu_test moe_gpu_test combine_gpu_test operators_gpu_delays_test client_gpu_test
-  lifetime_gpu_test gpu_fabric_test gemm_test gemm_seams_test attention_test grouped_gemm_test grouped_seams_test operators_bench choices_bench mirror_bench
-  gemm_bench rails_bench libring_abi.so libmoe_abi.so libattention_abi.so libgrouped_gemm_abi.so)
+programs=(dma_queue_test operators_gpu_test collectives_gpu_test ring_attention_gpu_test moe_gpu_test combine_gpu_test adaptive_roles_gpu_test operators_gpu_delays_test
+  client_gpu_test lifetime_gpu_test gpu_fabric_test gemm_test gemm_seams_test attention_test grouped_gemm_test grouped_seams_test operators_bench choices_bench mirror_bench
+  partition_bench gemm_bench rails_bench libring_abi.so libmoe_abi.so libattention_abi.so libgrouped_gemm_abi.so)
 scripts=({collectives_baseline,attention_bench,attention_judge,gpu_world,grouped_gemm_bench,grouped_judge,moe_baseline,moe_bench,moe_judge,moe_world}.py
   {ring_bench,ring_shards,ring_world,world_bench,../bench/torch_async_tp}.py)
 
@@ -163,6 +165,7 @@ step() {
     ring) ./ring_attention_gpu_test ;;
     moe) ./moe_gpu_test --gtest_filter="$worlds" ;;
     combine) ./combine_gpu_test --gtest_filter="$worlds" ;;
+    adaptive) ./adaptive_roles_gpu_test ;;
     collectives) ./collectives_gpu_test && ./client_gpu_test --gtest_filter='*BatchInvariance*' ;;
     delays) ./operators_gpu_delays_test --gtest_filter="$worlds" ;;
     client) ./client_gpu_test ;;
@@ -181,6 +184,10 @@ step() {
     one_node) "${bench[@]}" --launches 20 --check-up-to 32768 --json "$out/operators_x$devices.json" ;;
     alone)
       "${bench[@]}" --launches 10 --alone 0.1 --check-up-to 32768 --json "$out/operators_x${devices}_alone.json" ;;
+    partition)
+      local partition=(./partition_bench --devices "$devices" --ranks $((devices > 1 ? devices : 2)) --op ring --op moe --op combine)
+      "${partition[@]}" --json "$out/partition_roles_x$devices.json" &&
+        "${partition[@]}" --hot 0.6 --json "$out/partition_roles_hot_x$devices.json" ;;
     two_nodes)
       "${bench[@]}" "${nodes[@]}" --launches 20 --check-up-to 32768 --json "$out/operators_2x$((devices / 2)).json" ;;
     across)

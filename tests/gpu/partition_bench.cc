@@ -1,139 +1,160 @@
 /// \file
 /// partition_bench: an adaptive partition (CudaOptions::adaptive) beside static ones.
 ///
-///     partition_bench [--devices D] [--lead L] [as operators_bench: --op --ranks --nodes
+///     partition_bench [--devices D] [--lead L] [--experts E] [--top-k K] [--hot SHARE]
+///                     [--planned-for BYTES/s]
+///                     [as operators_bench: --op (and ring, moe, combine) --ranks --nodes
 ///                     --mkerneld --link-bandwidth --shape --launches --check-up-to --json]
 ///
 /// It times the planned partition, and static ones with a quarter to four times as many groups that
 /// communicate. Adaptive ones begin with the planned one, with a quarter and with four times as
-/// many. Each adaptive one has L launches (64) to adapt. Then all are timed,
+/// many. Each adaptive one has L launches (96) to adapt. Then all are timed,
 /// interleaved in random order, begun together; a launch's time is its slowest rank's. `ratio`:
 /// over the best of the planned and the static ones. Results of adaptive ones are checked, every
 /// element, up to M rows (8192).
+/// No plan knows of --hot, by which so much of the tokens' choices goes to rank 0's experts. With
+/// --planned-for operators are planned for rails of another rate than --link-bandwidth.
 #include <cuda_runtime.h>
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <cstdlib>
-#include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <random>
 #include <string>
 #include <vector>
 
-#include "tests/gpu/bench_options.h"
-#include "tests/gpu/daemon_nodes.h"
-#include "tests/gpu/devices.h"
-#include "tests/gpu/operator_ranks.h"
+#include "kernels/plan/legal.h"
+#include "tests/gpu/bench_devices.h"
+#include "tests/gpu/bench_shapes.h"
+#include "tests/gpu/partition_ranks.h"
 #include "tests/gpu/stopwatch.h"
 
 namespace {
 
-using mk::test::BenchRun;
+using mk::test::CommGroups;
 using mk::test::DaemonNodes;
-using mk::test::Job;
-using mk::test::JobSetup;
-using mk::test::require;
+using mk::test::PartitionCase;
+using mk::test::PartitionJob;
+using mk::test::PartitionRanks;
 using mk::test::Stopwatch;
+using mk::test::TimedStream;
 using mk::test::Timing;
 using Json = nlohmann::ordered_json;
 
-struct Options : mk::test::BenchOptions {
-  int devices = 1;
-  int lead = 64;
+struct Options : mk::test::DeviceOptions {
+  int lead = 96;
+  PartitionCase what;
+  double planned_for = 0;           ///< bytes/s; 0: the rails' own
+  std::vector<std::string> others;  ///< operators that are no products
 };
+
+/// Ends the process, having said why.
+[[noreturn]] void refuse(const std::string& name, const mk::Error& error) {
+  fmt::print(stderr, "{}: {}\n", name, error.message);
+  std::exit(1);
+}
 
 /// One partition, on ranks of its own.
 struct Contender {
   std::string name;
   bool adaptive = false;
-  std::unique_ptr<Job> job;
+  std::unique_ptr<PartitionRanks> ranks;
   std::unique_ptr<Stopwatch> stopwatch;
   Timing timing;
 
   void run(Timing& into) {
     const auto launch = [this] {
-      for (std::uint32_t r = 0; r < job->world(); ++r) {
-        job->make_current(r);
-        if (auto launched = job->launch(r, job->setup().m); !launched) {
-          fmt::print(stderr, "{}: {}\n", name, launched.error().message);
-          std::exit(1);
-        }
+      for (std::uint32_t r = 0; r < ranks->world(); ++r) {
+        if (auto launched = ranks->launch(r); !launched) refuse(name, launched.error());
       }
     };
     stopwatch->run(launch, into);
   }
-  /// Rank 0's blocks that communicate: first (adaptive only) and last.
-  mk::kernels::PartitionStats partition() {
-    auto stats = job->op(0).finish(job->stream(0));
-    if (!stats) {
-      fmt::print(stderr, "{}: {}\n", name, stats.error().message);
-      std::exit(1);
-    }
+  /// Rank 0's, in the last launch.
+  mk::kernels::PartitionStats partition() const {
+    auto stats = ranks->finish(0);
+    if (!stats) refuse(name, stats.error());
     return stats->partition;
   }
 };
 
-Contender contend(const JobSetup& setup, std::string name) {
+Contender contend(const PartitionCase& what, const PartitionJob& job, std::string name) {
   Contender made;
   made.name = std::move(name);
-  made.adaptive = setup.options.adaptive;
-  made.job = std::make_unique<Job>(setup);
-  for (std::uint32_t r = 0; r < made.job->world(); ++r) {
-    made.job->fill(r, mk::test::fresh_seed() >> 16);
-    made.job->poison(r);
-    require(cudaStreamSynchronize(made.job->stream(r)), "inputs");
-  }
-  made.stopwatch = std::make_unique<Stopwatch>(*made.job);
+  made.adaptive = job.options.adaptive;
+  made.ranks = mk::test::make_partition_ranks(what, job);
+  PartitionRanks* const ranks = made.ranks.get();
+  std::vector<TimedStream> streams;
+  for (std::uint32_t r = 0; r < ranks->world(); ++r)
+    streams.push_back({ranks->device(r), ranks->stream(r)});
+  made.stopwatch = std::make_unique<Stopwatch>(std::move(streams), [ranks] {
+    for (std::uint32_t r = 0; r < ranks->world(); ++r)
+      fmt::print(stderr, "{}\n", ranks->progress(r));
+  });
   return made;
 }
 
-/// Groups, `factor` times what is planned; false: too many for a GPU.
-bool scale(JobSetup& setup, mk::test::RankOperator& planned, double factor) {
-  constexpr double kMost = 3 * 96;
+/// Groups, `factor` times what is planned. False: they leave the product less than an eighth of a
+/// rank's share, or are too many for a role.
+bool scale(PartitionJob& job, const CommGroups& planned, double factor, std::uint32_t blocks) {
   const auto scaled = [factor](double count) { return std::max(1.0, std::round(count * factor)); };
-  const double streams = planned.stream_groups();
-  const double receives = planned.blocks().receive.count();
-  const double all = (streams > 0 ? scaled(streams) : 0) + (receives > 0 ? scaled(receives) : 0);
-  if (all > kMost || (receives > 0 && scaled(receives) > mk::kernels::kBlocksMax)) return false;
-  if (streams > 0) setup.options.stream_groups = static_cast<std::uint32_t>(scaled(streams));
-  if (receives > 0) setup.options.receive_groups = static_cast<std::uint32_t>(scaled(receives));
+  const double streams = planned.streams > 0 ? scaled(planned.streams) : 0;
+  const double receives = planned.receives > 0 ? scaled(planned.receives) : 0;
+  const double most = 3 * (blocks - std::max(1u, blocks / 8)) - 3;
+  if (streams + receives + planned.watchers > most || receives > mk::kernels::kBlocksMax)
+    return false;
+  if (streams > 0)
+    job.options.stream_groups = planned.watchers + static_cast<std::uint32_t>(streams);
+  if (receives > 0) job.options.receive_groups = static_cast<std::uint32_t>(receives);
   return true;
 }
 
-bool measure(const Options& options, const BenchRun& run, DaemonNodes* daemons, Json& rows) {
-  JobSetup setup = mk::test::setup_of(options, run);
-  setup.devices = options.devices;
-  setup.in_workspace = run.op == mk::test::Op::kGemmAr;
-  if (daemons != nullptr) {
-    daemons->attach();
-    setup.join = [&](std::uint64_t bytes, std::uint32_t flags) {
-      return daemons->memory(bytes, flags);
-    };
+/// Rank 0's partition, launch after launch, and how long they took.
+Json adapt(Contender& one, int launches) {
+  Json path = Json::array();
+  for (int i = 0; i < launches; ++i) {
+    Timing timing;
+    one.run(timing);
+    path.push_back({one.partition().last, std::round(timing.us() * 10) / 10});
   }
+  return path;
+}
+
+bool measure(const Options& options, const PartitionCase& what, DaemonNodes* daemons, Json& rows) {
+  PartitionJob job;
+  job.nodes = options.nodes;
+  job.locals = options.locals();
+  job.devices = options.devices;
+  job.options = options.cuda;
+  job.options.wait_timeout = std::chrono::seconds(5);
+  job.options.rates.network_bytes_per_s = options.planned_for;
+  job.join = mk::test::join_of(daemons);
   std::vector<Contender> all;
-  all.push_back(contend(setup, "planned"));
-  mk::test::RankOperator& planned = all[0].job->op(0);
-  const std::uint32_t streams = planned.stream_groups();
+  all.push_back(contend(what, job, "planned"));
+  const CommGroups planned = all[0].ranks->groups(0);
+  // Others scale with what the planner's first launch has; a rank's share of its GPU:
+  const auto per_device = (options.ranks + static_cast<std::uint32_t>(options.devices) - 1) /
+                          static_cast<std::uint32_t>(options.devices);
+  const std::uint32_t shares = per_device > 1 && options.nodes > 1 ? per_device + 1 : per_device;
+  const std::uint32_t blocks =
+      mk::kernels::plan::blocks_of_share(mk::test::kMultiprocessors, shares);
   for (const double factor : {0.25, 0.5, 0.7, 1.4, 2.0, 4.0}) {
-    JobSetup with = setup;
-    if (scale(with, planned, factor)) all.push_back(contend(with, fmt::format("x{}", factor)));
+    PartitionJob with = job;
+    if (scale(with, planned, factor, blocks))
+      all.push_back(contend(what, with, fmt::format("x{}", factor)));
   }
   for (const double factor : {1.0, 0.25, 4.0}) {
-    JobSetup with = setup;
+    PartitionJob with = job;
     with.options.adaptive = true;
-    if (factor == 1 || scale(with, planned, factor))
-      all.push_back(contend(with, fmt::format("adaptive x{}", factor)));
+    if (factor == 1 || scale(with, planned, factor, 2 * blocks))
+      all.push_back(contend(what, with, fmt::format("adaptive x{}", factor)));
   }
-  std::map<std::string, double> lead_us;
-  for (Contender& one : all) {
-    Timing lead;
-    const int launches = one.adaptive ? options.lead : 3;
-    for (int i = 0; i < launches; ++i) one.run(lead);
-    for (const double us : lead.slowest) lead_us[one.name] += us / launches;
-  }
+  std::vector<Json> paths;
+  for (Contender& one : all) paths.push_back(adapt(one, one.adaptive ? options.lead : 3));
   std::vector<Contender*> order;
   for (Contender& one : all) order.push_back(&one);
   std::minstd_rand random;
@@ -145,34 +166,54 @@ bool measure(const Options& options, const BenchRun& run, DaemonNodes* daemons, 
   for (const Contender& one : all) {
     if (!one.adaptive && (best == nullptr || one.timing.us() < best->timing.us())) best = &one;
   }
-  Json row = mk::test::row_of(options, run, planned);
+  Json row = {{"op", what.op},
+              {"nodes", options.nodes},
+              {"ranks", options.ranks},
+              {"shape", {what.shape.m, what.shape.n, what.shape.k}},
+              {"compute_blocks", planned.compute_blocks},
+              {"stream_groups", planned.streams + planned.watchers},
+              {"receive_groups", planned.receives}};
+  if (what.op == "moe" || what.op == "combine") {
+    row["experts"] = what.experts;
+    row["top_k"] = what.top_k;
+    row["hot"] = what.hot;
+  }
+  if (options.planned_for > 0) row["planned_for_bytes_per_s"] = options.planned_for;
   row["best_static"] = best->name;
-  fmt::print("{} {}x{} {} {} {} s{}: best {} {:.1f}", name(run.op), options.nodes, setup.locals,
-             run.shape.m, run.shape.n, run.shape.k, streams, best->name, best->timing.us());
+  fmt::print("{} {}x{} {} {} {} s{}: best {} {:.1f}", what.op, options.nodes, job.locals,
+             what.shape.m, what.shape.n, what.shape.k, planned.streams, best->name,
+             best->timing.us());
   bool right = true;
-  for (Contender& one : all) {
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    Contender& one = all[i];
     const double ratio = one.timing.us() / best->timing.us();
     Json& side = row["partitions"][one.name];
     side["us"] = mk::test::summary_of(one.timing.slowest);
-    side["stream_groups"] = one.job->op(0).stream_groups();
+    side["stream_groups"] = one.ranks->groups(0).streams;
     side["ratio"] = ratio;
     fmt::print(" | {} {:.1f} {:.3f}", one.name, one.timing.us(), ratio);
+    side["sms_that_communicate"] = blocks - one.ranks->groups(0).compute_blocks;
     if (!one.adaptive) continue;
     const mk::kernels::PartitionStats partition = one.partition();
     side["moves"] = partition.moves;
     side["sms_that_communicate"] = partition.last;
-    side["mean_us_while_adapting"] = lead_us[one.name];
+    double sum_us = 0;
+    for (const Json& launch : paths[i]) sum_us += launch[1].get<double>();
+    side["mean_us_while_adapting"] = sum_us / options.lead;
+    side["sms_and_us_by_launch"] = paths[i];
     fmt::print(" ({} SMs, {} moves)", partition.last, partition.moves);
-    if (run.shape.m > options.check_up_to) continue;
-    for (std::uint32_t r = 0; r < one.job->world(); ++r) one.job->poison(r);
-    for (std::uint32_t r = 0; r < one.job->world(); ++r)
-      require(cudaStreamSynchronize(one.job->stream(r)), "poison");
+    if (what.shape.m > options.check_up_to) continue;
+    one.ranks->poison();
     Timing once;
     one.run(once);
-    const mk::test::Verdict verdict = one.job->judge_all(setup.m);
-    side["wrong_elements"] = verdict.bad;
-    right = right && verdict.right();
-    fmt::print(" {} wrong", verdict.bad);
+    one.partition();
+    for (std::uint32_t r = 1; r < one.ranks->world(); ++r) {
+      if (auto stats = one.ranks->finish(r); !stats) refuse(one.name, stats.error());
+    }
+    const bool its = one.ranks->right();
+    side["right"] = its;
+    right = right && its;
+    fmt::print("{}", its ? " right" : " WRONG");
   }
   fmt::print("\n");
   std::fflush(stdout);
@@ -181,48 +222,67 @@ bool measure(const Options& options, const BenchRun& run, DaemonNodes* daemons, 
 }
 
 int usage() {
-  fmt::print(stderr, "partition_bench [--devices D] [--lead L] {}\n", Options::kUsage);
+  fmt::print(stderr,
+             "partition_bench [--op ring|moe|combine]... [--devices D] [--lead L] [--experts E] "
+             "[--top-k K] [--hot SHARE] [--planned-for BYTES/s] {}\n",
+             Options::kUsage);
   return 2;
+}
+
+/// Takes an argument of the program's own.
+bool take(Options& options, const std::string& argument, const std::string& value) {
+  const bool other = value == "ring" || value == "moe" || value == "combine";
+  if (argument == "--op" && other) {
+    options.others.push_back(value);
+  } else if (argument == "--lead") {
+    options.lead = std::atoi(value.c_str());
+  } else if (argument == "--experts") {
+    options.what.experts = static_cast<std::uint32_t>(std::atoi(value.c_str()));
+  } else if (argument == "--top-k") {
+    options.what.top_k = static_cast<std::uint32_t>(std::atoi(value.c_str()));
+  } else if (argument == "--hot") {
+    options.what.hot = std::atof(value.c_str());
+  } else if (argument == "--planned-for") {
+    options.planned_for = std::atof(value.c_str());
+  } else {
+    return false;
+  }
+  return true;
 }
 
 int run(int argc, char** argv) {
   Options options;
-  for (int i = 1; i < argc; ++i) {
-    const std::string argument = argv[i];
-    if (i + 1 == argc) return usage();
-    const std::string value = argv[++i];
-    const auto taken = options.take(argument, value);
-    if (taken == Options::Taken::kYes) continue;
-    if (taken == Options::Taken::kWrong) return usage();
-    if (argument == "--devices") {
-      options.devices = std::atoi(value.c_str());
-    } else if (argument == "--lead") {
-      options.lead = std::atoi(value.c_str());
-    } else {
-      return usage();
+  const auto own = [&](const std::string& argument, const std::string& value) {
+    return take(options, argument, value);
+  };
+  if (!mk::test::take_all(argc, argv, options, own)) return usage();
+  const PartitionCase& what = options.what;
+  // A rank's experts have to be enough for a token's choices among them alone.
+  if (options.lead < 1 || what.top_k < 1 || what.hot < 0 || what.hot > 1) return usage();
+  const bool products = !options.ops.empty() || options.others.empty();
+  if (!mk::test::settle_ranks(options)) return 2;
+  if (what.experts < options.ranks * what.top_k) return usage();
+  const std::unique_ptr<DaemonNodes> daemons = mk::test::daemons_of(options);
+  if (!mk::test::has_devices(options)) return 1;
+  std::vector<PartitionCase> cases;
+  const auto add = [&](const std::string& op, const auto& shapes) {
+    for (const mk::test::Shape& shape : shapes) {
+      cases.push_back(what);
+      cases.back().op = op;
+      cases.back().shape = shape;
     }
+  };
+  for (const mk::test::Op op : options.ops) {
+    if (products)
+      add(name(op),
+          options.shapes.empty() ? mk::test::bench_shapes(op, options.nodes) : options.shapes);
   }
-  if (options.devices < 1 || options.nodes < 1 || options.lead < 1) return usage();
-  if (!options.settle()) return 2;
-  if (options.ranks == 0) options.ranks = static_cast<std::uint32_t>(options.devices);
-  options.devices = std::min(options.devices, static_cast<int>(options.ranks));
-  if (options.ranks % options.nodes != 0) return usage();
-  std::unique_ptr<DaemonNodes> daemons;
-  if (options.nodes > 1) {
-    // Before this process asks CUDA anything: see operators_bench.
-    daemons = std::make_unique<DaemonNodes>(
-        options.nodes, options.locals(),
-        mk::test::dealt_out(options.ranks, static_cast<std::uint32_t>(options.devices)),
-        options.mkerneld, options.link_bandwidth);
-  }
-  if (options.devices > mk::test::device_count()) {
-    fmt::print(stderr, "{} devices are asked for, and {} are there\n", options.devices,
-               mk::test::device_count());
-    return 1;
-  }
+  for (const std::string& op : options.others)
+    add(op, options.shapes.empty() ? mk::test::partition_shapes(op) : options.shapes);
   Json rows = Json::array();
-  const bool right = mk::test::run_all(
-      options, [&](const BenchRun& one) { return measure(options, one, daemons.get(), rows); });
+  bool right = true;
+  for (const PartitionCase& one : cases)
+    right = measure(options, one, daemons.get(), rows) && right;
   if (!options.json.empty()) {
     Json document = mk::test::document_of(options, "partition_bench", argc, argv, options.devices);
     document["times"] = fmt::format(
