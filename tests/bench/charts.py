@@ -62,7 +62,7 @@ def groups(name):
 
 # Adaptive partitions: of which file, operator and shape. Those without a file are not drawn.
 PARTITIONS = {
-    "partition_ring": ("partition_roles_h200_1x2_shared", "ring", [16384, 16, 128]),
+    "partition_ring": ("partition_roles_h200_1x2_shared", "ring", [4096, 16, 128]),
     "partition_moe": ("partition_roles_hot_h200_1x2_shared", "moe", [2048, 4096, 1536]),
     "partition_combine": ("partition_roles_hot_h200_1x2_shared", "combine", [2048, 4096, 1536]),
 }
