@@ -93,9 +93,12 @@ class __attribute__((visibility("hidden"))) CollectiveOperator final
         [&] {
           return make_device_collective(
               *session.impl(),
-              {Kind::kName, describe_plan(plan), plan.workspace_bytes, plan.flag_count(),
-               [&plan](const kernels::RankContext& context, const kernels::CudaOptions& cuda) {
-                 return Kind::make_cuda(plan, context, cuda);
+              {Kind::kName, describe_plan(plan), plan.workspace, plan.flag_count(),
+               [plan](const kernels::RankContext& context, const kernels::CudaOptions& cuda,
+                      std::uint64_t data_moved) {
+                 auto moved = plan;
+                 moved.move_data(data_moved);
+                 return Kind::make_cuda(moved, context, cuda);
                }},
               tuning);
         },

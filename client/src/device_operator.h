@@ -14,6 +14,7 @@
 #include "client/src/session_impl.h"
 #include "kernels/comm/launch_stats.h"
 #include "kernels/comm/partition_step.h"
+#include "kernels/comm/plan_tools.h"
 #include "kernels/comm/trace_event.h"
 #include "kernels/comm/types.h"
 #include "kernels/cuda/host/collective.h"
@@ -34,6 +35,9 @@ class DeviceOperator {
   virtual ~DeviceOperator() = default;
   /// Of the launches that have ended.
   virtual Status status() const = 0;
+  /// As of OperatorCore: its own part, and its workspace.
+  virtual bool usable() const = 0;
+  virtual bool claim_workspace() = 0;
   virtual Result<kernels::LaunchStats> finish(CudaStream stream) = 0;
   /// Of this operator alone, for launches without a stream: ranks that share a GPU must not share
   /// one.
@@ -165,10 +169,11 @@ class DeviceCollective : public DeviceOperator {
 struct DeviceCollectivePlan {
   std::string_view op;
   std::string parameters;  ///< describe_plan()
-  std::uint64_t workspace_bytes = 0;
+  kernels::WorkspaceParts workspace;
   std::uint32_t flag_count = 0;
-  std::function<Result<std::unique_ptr<kernels::CollectiveCuda>>(const kernels::RankContext&,
-                                                                 const kernels::CudaOptions&)>
+  /// With its data moved so far.
+  std::function<Result<std::unique_ptr<kernels::CollectiveCuda>>(
+      const kernels::RankContext&, const kernels::CudaOptions&, std::uint64_t data_moved)>
       make;
 };
 /// Whether there is a GPU for it; not collective.

@@ -27,11 +27,13 @@ struct ExecutorCore final : OperatorCore {
   client::AtHome<Device> device;            ///< one of the two
 
   bool usable() const override {
-    return device != nullptr ? device->status().has_value()
+    return device != nullptr ? device->usable()
                              : !broken_.load(std::memory_order_relaxed) && memory->usable();
   }
   /// No other operator has it from then on, neither the core nor its part of a workspace.
-  bool claim_all() { return claim() && (!memory || memory->claim()); }
+  bool claim_all() {
+    return claim() && (device != nullptr ? device->claim_workspace() : memory->claim());
+  }
   /// Passes on what a launch on the CPU answered.
   Result<LaunchStats> note(Result<LaunchStats> launched) {
     if (!launched && launched.error().code != ErrorCode::kInvalidArgument)

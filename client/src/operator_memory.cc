@@ -301,29 +301,50 @@ OperatorMemory::OperatorMemory(OperatorMemory&& other) noexcept
       peers_(std::move(other.peers_)),
       device_peers_(std::move(other.device_peers_)),
       ranks_per_device_(other.ranks_per_device_),
+      heads_(std::move(other.heads_)),
       rest_(std::move(other.rest_)),
       rail_peers_(std::move(other.rail_peers_)),
       flag_base_(other.flag_base_),
       peer_buffers_(std::move(other.peer_buffers_)),
       context_(other.context_) {}
 
+void OperatorMemory::keep(std::shared_ptr<void> rest) {
+  using Both = std::pair<std::shared_ptr<void>, std::shared_ptr<void>>;
+  rest_ = rest_ == nullptr ? std::move(rest)
+                           : std::make_shared<Both>(std::move(rest_), std::move(rest));
+}
+
+Result<std::uint32_t> OperatorMemory::fetch_word(std::uint64_t at) const {
+  std::uint32_t word = 0;
+  MK_RETURN_IF_ERROR(
+      gpu_->driver()->fetch(gpu_->device(), &word, workspace_.data + at, sizeof word));
+  return word;
+}
+
+Status OperatorMemory::store(std::uint64_t at, const void* from, std::uint64_t bytes) {
+  return gpu_->driver()->store(gpu_->device(), workspace_.data + at, from, bytes);
+}
+
 std::function<bool()> OperatorMemory::kernels_ended() const {
   // Local ranks say in our workspace which launch they have ended last.
-  return [driver = gpu_->driver(), device = gpu_->device(), world = context_.world,
-          memory = workspace_.data] {
-    const kernels::WorkspaceHead head{world.locals};
-    const auto ended_by = [&](std::uint32_t local) -> std::optional<std::uint32_t> {
-      std::uint32_t epoch = 0;
-      if (!driver->fetch(device, &epoch, memory + head.finished(local), sizeof epoch))
-        return std::nullopt;
-      return epoch;
-    };
-    const std::optional<std::uint32_t> own = ended_by(world.local);
-    for (std::uint32_t local = 0; own && local < world.locals; ++local) {
-      if (!shm::epoch_reached(ended_by(local).value_or(*own), *own)) return false;
-    }
-    return true;
-  };
+  return
+      [driver = gpu_->driver(), device = gpu_->device(), world = context_.world,
+       memory = workspace_.data, heads = heads_.empty() ? std::vector<std::uint64_t>{0} : heads_] {
+        const kernels::WorkspaceHead head{world.locals};
+        return std::ranges::all_of(heads, [&](std::uint64_t words) {
+          const auto ended_by = [&](std::uint32_t local) -> std::optional<std::uint32_t> {
+            std::uint32_t epoch = 0;
+            if (!driver->fetch(device, &epoch, memory + words + head.finished(local), sizeof epoch))
+              return std::nullopt;
+            return epoch;
+          };
+          const std::optional<std::uint32_t> own = ended_by(world.local);
+          for (std::uint32_t local = 0; own && local < world.locals; ++local) {
+            if (!shm::epoch_reached(ended_by(local).value_or(*own), *own)) return false;
+          }
+          return true;
+        });
+      };
 }
 
 OperatorMemory::~OperatorMemory() {

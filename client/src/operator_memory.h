@@ -43,7 +43,14 @@ class OperatorMemory {
   const kernels::RankContext& context() const { return context_; }
   /// kCuda: `rest` goes with the memory, when no rank uses it any more. Freeing it waits for
   /// kernels. No thread of this process may do so while other ranks wait for this one.
-  void keep(std::shared_ptr<void> rest) { rest_ = std::move(rest); }
+  void keep(std::shared_ptr<void> rest);
+  /// kCuda: one more operator's words (kernels/comm/workspace_head.h) begin there. Without any,
+  /// those of the memory's only one begin with it.
+  void add_head(std::uint64_t at) { heads_.push_back(at); }
+  /// kCuda: a word of this rank's memory, without waiting for kernels.
+  Result<std::uint32_t> fetch_word(std::uint64_t at) const;
+  /// kCuda: to this rank's memory.
+  Status store(std::uint64_t at, const void* from, std::uint64_t bytes);
   /// kCuda: ranks of the job, this one included, that are threads of this process with this GPU.
   std::uint32_t ranks_per_device() const { return ranks_per_device_; }
 
@@ -69,6 +76,7 @@ class OperatorMemory {
   std::vector<shm::BufferFile> peers_;
   std::vector<gpu::View> device_peers_;
   std::uint32_t ranks_per_device_ = 1;
+  std::vector<std::uint64_t> heads_;
   std::shared_ptr<void> rest_;
   std::vector<kernels::RailPeer> rail_peers_;  ///< context_'s
   std::uint32_t flag_base_ = shm::kNoFlags;

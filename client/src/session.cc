@@ -154,9 +154,11 @@ Result<GpuSession*> Session::Impl::gpu() {
   MK_RETURN_IF_ERROR(home_.check());
   std::lock_guard lock(mutex_);
   if (gpu_ == nullptr) {
-    MK_ASSIGN_OR_RETURN(auto driver, gpu::load_driver());
-    MK_ASSIGN_OR_RETURN(
-        gpu_, GpuSession::create(std::move(driver), *segment_, connection_->abort_word(), lanes_));
+    if (driver_ == nullptr) {
+      MK_ASSIGN_OR_RETURN(driver_, gpu::load_driver());
+    }
+    MK_ASSIGN_OR_RETURN(gpu_,
+                        GpuSession::create(driver_, *segment_, connection_->abort_word(), lanes_));
     launches_.emplace(gpu_->device(), &segment_->header().launches);
     return gpu_.get();
   }

@@ -101,6 +101,8 @@ class __attribute__((visibility("hidden"))) Session::Impl {
   /// The session as the calling thread's GPU sees it, from the first call on; kInvalidArgument from
   /// a thread that has chosen another GPU since.
   Result<GpuSession*> gpu();
+  /// In place of this machine's, before the first use: for tests.
+  void use_driver(std::shared_ptr<gpu::Driver> driver) { driver_ = std::move(driver); }
   /// The lanes' counters live either here or on the GPU: the first operator on several nodes
   /// decides, and kUnsupported is the answer to the other kind.
   Status claim_lanes(Executor executor);
@@ -177,6 +179,7 @@ class __attribute__((visibility("hidden"))) Session::Impl {
   }
 
   mutable std::mutex mutex_;
+  std::shared_ptr<gpu::Driver> driver_;  ///< null: load_driver()'s
   std::unique_ptr<GpuSession> gpu_;
   std::optional<client::GpuLaunches> launches_;  ///< with gpu_
   client::RetiredMemory retired_{[this] { return launch_under_way(); }};

@@ -3,8 +3,13 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <span>
+#include <thread>
 #include <utility>
 
+#include "kernels/comm/workspace_head.h"
 #include "shm/atomic.h"
 #include "shm/limits.h"
 
@@ -13,73 +18,98 @@ namespace {
 
 using kernels::kPage;
 using kernels::round_up_to;
+using kernels::WorkspaceHead;
 using kernels::WorkspaceTurn;
 
 /// Room for the words of operators that may come: of so many like the first, within these bounds.
 constexpr std::uint64_t kFollowersPlanned = 7;
 constexpr std::uint64_t kRoomMin = 256 << 10;
 constexpr std::uint64_t kRoomMax = 32 << 20;
+/// How long an operator's launches may go on before it counts as one that stays where it is.
+constexpr std::chrono::milliseconds kQuietTimeout{1'000};
+constexpr std::chrono::microseconds kLookInterval{100};
+
+/// The reason that a rank gives the others is no longer.
+constexpr std::size_t kReasonMax = 400;
+
+constexpr std::uint64_t kHead = round_up_to(WorkspaceTurn::kHeadBytes, kPage);
 
 /// In whole granules: the first operator's begin behind them.
 std::uint32_t turn_flags(std::uint32_t nodes) {
   return static_cast<std::uint32_t>(round_up_to(WorkspaceTurn::flags(nodes), shm::kFlagGranule));
 }
 
-/// The newest workspace with room for the words is taken.
+/// The newest workspace is taken that has room for the words, or can be given it.
 struct WorkspaceRequest final : SharedCores::Request {
-  explicit WorkspaceRequest(const kernels::WorkspaceParts& of) : parts(of) {}
+  WorkspaceRequest(const kernels::WorkspaceParts& of, Executor on) : parts(of), executor(on) {}
 
   bool equals(const SharedCores::Request& other) const override {
     const auto* const asked = dynamic_cast<const WorkspaceRequest*>(&other);
+    if (asked == nullptr || asked->executor != executor) return false;
     const auto workspace = made.lock();
-    return asked != nullptr && workspace != nullptr && workspace->has_room(asked->parts.words);
+    return workspace != nullptr &&
+           (executor == Executor::kCuda || workspace->memory()->has_room(asked->parts.words));
   }
   std::string details(const OperatorCore& found) const override {
     return fmt::format(" {} {} {}", parts.words, parts.data,
-                       static_cast<const SharedWorkspace&>(found).history());
+                       static_cast<const SharedWorkspace&>(found).memory()->history());
   }
 
   kernels::WorkspaceParts parts;
+  Executor executor;
   std::weak_ptr<SharedWorkspace> made;
 };
 
 }  // namespace
 
-SharedWorkspace::SharedWorkspace(OperatorMemory memory) : memory_(std::move(memory)) {
+// --- SharedMemory ---
+
+SharedMemory::SharedMemory(OperatorMemory memory, Executor executor)
+    : memory_(std::move(memory)), executor_(executor) {
   turn_.context = memory_.context();
 }
 
-Result<std::shared_ptr<SharedWorkspace>> SharedWorkspace::make(Session::Impl& session,
-                                                               std::string_view kind,
-                                                               const std::string& parameters,
-                                                               const kernels::WorkspaceParts& parts,
-                                                               std::uint32_t flag_count) {
-  const std::uint64_t head = round_up_to(WorkspaceTurn::kHeadBytes, kPage);
-  const std::uint64_t words =
-      parts.words + std::clamp(kFollowersPlanned * parts.words, kRoomMin, kRoomMax);
-  MK_ASSIGN_OR_RETURN(auto memory,
-                      OperatorMemory::create(session, kind, parameters, head + words + parts.data,
-                                             turn_flags(session.options().nodes) + flag_count,
-                                             Executor::kCpu, head + words - parts.words));
-  std::shared_ptr<SharedWorkspace> made(new SharedWorkspace(std::move(memory)));
-  made->words_end_ = head;
-  made->data_begin_ = head + words;
+SharedMemory::Room SharedMemory::room_for(const kernels::WorkspaceParts& parts,
+                                          std::uint64_t words) {
+  const std::uint64_t spare = std::clamp(kFollowersPlanned * parts.words, kRoomMin, kRoomMax);
+  return {words + parts.words + spare, spare, parts.data};
+}
+
+Result<std::shared_ptr<SharedMemory>> SharedMemory::make(Session::Impl& session,
+                                                         std::string_view kind,
+                                                         const std::string& parameters,
+                                                         const Room& room, std::uint32_t flag_count,
+                                                         Executor executor) {
+  const bool host = executor == Executor::kCpu;
+  MK_ASSIGN_OR_RETURN(auto memory, OperatorMemory::create(
+                                       session, kind, parameters, kHead + room.words + room.data,
+                                       host ? turn_flags(session.options().nodes) + flag_count : 0,
+                                       executor, host ? kHead + room.spare : 0));
+  std::shared_ptr<SharedMemory> made(new SharedMemory(std::move(memory), executor));
+  made->words_end_ = kHead;
+  made->data_begin_ = kHead + room.words;
   return made;
 }
 
-bool SharedWorkspace::usable() const { return shm::load_acquire(&turn_.failed) == 0; }
-
-bool SharedWorkspace::has_room(std::uint64_t words) const {
+bool SharedMemory::has_room(std::uint64_t words) const {
   return sharers_ < kernels::kSharersMax && words <= data_begin_ - words_end_;
 }
 
-std::string SharedWorkspace::history() const {
+bool SharedMemory::usable() const {
+  if (executor_ == Executor::kCpu) return shm::load_acquire(&turn_.failed) == 0;
+  for (std::uint32_t sharer = 0; sharer < sharers_; ++sharer) {
+    const auto failed = memory_.fetch_word(turn_.words_at[sharer] + WorkspaceHead::failed());
+    if (!failed || *failed != 0) return false;
+  }
+  return true;
+}
+
+std::string SharedMemory::history() const {
   return fmt::format("{} {} {}", sharers_, words_end_, memory_.bytes());
 }
 
-Status SharedWorkspace::ensure_data(std::string_view tag, std::string_view kind,
-                                    std::uint64_t bytes) {
-  if (bytes <= memory_.bytes() - data_begin_) return {};
+Status SharedMemory::grow_data(std::string_view tag, std::string_view kind, std::uint64_t bytes) {
+  if (bytes <= data_bytes()) return {};
   MK_RETURN_IF_ERROR(memory_.grow(tag, kind, data_begin_ + bytes));
   turn_.context = memory_.context();
   for (std::vector<kernels::RailPeer>& peers : rail_peers_) {
@@ -89,22 +119,32 @@ Status SharedWorkspace::ensure_data(std::string_view tag, std::string_view kind,
   return {};
 }
 
-SharedWorkspace::Place SharedWorkspace::add(std::string_view kind, std::uint64_t words) {
+Result<SharedMemory::Place> SharedMemory::add(std::string_view kind, std::uint64_t words) {
   const Place place{sharers_++, std::exchange(words_end_, words_end_ + words), data_begin_};
   names_.emplace_back(kind);
   turn_.words_at[place.sharer] = place.words_at;
   turn_.names[place.sharer] = names_.back().c_str();
+  if (executor_ == Executor::kCpu) return place;
+  memory_.add_head(place.words_at);
+  if (place.sharer == 0) {
+    // Until there are others its launches need no turn.
+    turn_.last = 1;
+    MK_RETURN_IF_ERROR(
+        memory_.store(WorkspaceTurn::kLastAt, &place.words_at, sizeof(std::uint64_t)));
+  }
   return place;
 }
 
-kernels::RankContext SharedWorkspace::context_of(const Place& place,
-                                                 const kernels::RankContext& own) {
+kernels::RankContext SharedMemory::context_of(const Place& place, const kernels::RankContext& own,
+                                              bool alone) {
   kernels::RankContext context = own;
   for (std::uint32_t local = 0; local < own.world.locals; ++local)
     context.workspaces[local] = turn_.context.workspaces[local] + place.words_at;
   context.workspace_handle = turn_.context.workspace_handle;
-  context.shared =
-      &shares_.emplace_back(kernels::WorkspaceShare{&turn_, place.sharer, place.words_at});
+  if (!alone) {
+    context.shared =
+        &shares_.emplace_back(kernels::WorkspaceShare{&turn_, place.sharer, place.words_at});
+  }
   std::vector<kernels::RailPeer>& peers =
       rail_peers_.emplace_back(own.rail_peers, own.rail_peers + own.world.nodes);
   for (std::uint32_t node = 0; node < own.world.nodes; ++node)
@@ -113,7 +153,7 @@ kernels::RankContext SharedWorkspace::context_of(const Place& place,
   return context;
 }
 
-kernels::RankContext SharedWorkspace::context_of(const Place& place) {
+kernels::RankContext SharedMemory::context_of(const Place& place) {
   kernels::RankContext context = context_of(place, turn_.context);
   const std::uint32_t before = turn_flags(context.world.nodes);
   context.arrival_flags += before;
@@ -123,38 +163,186 @@ kernels::RankContext SharedWorkspace::context_of(const Place& place) {
   return context;
 }
 
+bool SharedMemory::is_quiet(std::uint32_t sharer) const {
+  if (turn_.in_graph[sharer]) return false;
+  const kernels::World& world = turn_.context.world;
+  const std::uint64_t word =
+      turn_.words_at[sharer] + WorkspaceHead{world.locals}.finished(world.local);
+  const auto deadline = std::chrono::steady_clock::now() + kQuietTimeout;
+  for (;;) {
+    const auto ended = memory_.fetch_word(word);
+    if (ended && *ended == turn_.queued[sharer]) return true;
+    if (!ended || std::chrono::steady_clock::now() > deadline) return false;
+    std::this_thread::sleep_for(kLookInterval);
+  }
+}
+
+// --- SharedWorkspace ---
+
+void SharedWorkspace::add_mover(OperatorWorkspace& workspace, MovingOperator& mover) {
+  movers_.push_back({&workspace, &mover});
+}
+void SharedWorkspace::remove_mover(const MovingOperator& mover) {
+  std::erase_if(movers_, [&](const Mover& one) { return one.op == &mover; });
+}
+
+Status SharedWorkspace::ensure(Session::Impl& session, const std::string& tag,
+                               std::string_view kind, const std::string& parameters,
+                               const kernels::WorkspaceParts& parts) {
+  if (executor_ == Executor::kCpu) return memory_->grow_data(tag, kind, parts.data);
+  if (memory_->has_room(parts.words) && parts.data <= memory_->data_bytes()) return {};
+  return replace(session, tag, kind, parameters, parts);
+}
+
+Result<std::vector<SharedWorkspace::Mover>> SharedWorkspace::agreed_movers(Session::Impl& session,
+                                                                           const std::string& tag) {
+  // By their numbers in the memory, which ranks have alike; some may have gone on some ranks.
+  std::vector<std::byte> moving(kernels::kSharersMax);
+  for (const Mover& one : movers_) {
+    const OperatorWorkspace& its = *one.workspace;
+    if (its.memory_ == memory_ && memory_->is_quiet(its.place_.sharer) && one.op->may_move())
+      moving[its.place_.sharer] = std::byte{1};
+  }
+  const AttachOptions& options = session.options();
+  if (options.world > 1) {
+    MK_ASSIGN_OR_RETURN(const auto blobs, session.exchange(tag, moving, options.timeout));
+    for (const std::vector<std::byte>& blob : blobs) {
+      for (std::size_t i = 0; i < moving.size(); ++i)
+        moving[i] &= i < blob.size() ? blob[i] : std::byte{0};
+    }
+  }
+  std::vector<Mover> agreed;
+  std::ranges::copy_if(movers_, std::back_inserter(agreed), [&](const Mover& one) {
+    const OperatorWorkspace& its = *one.workspace;
+    return its.memory_ == memory_ && moving[its.place_.sharer] != std::byte{0};
+  });
+  return agreed;
+}
+
+Status SharedWorkspace::replace(Session::Impl& session, const std::string& tag,
+                                std::string_view kind, const std::string& parameters,
+                                const kernels::WorkspaceParts& parts) {
+  MK_ASSIGN_OR_RETURN(const std::vector<Mover> moving, agreed_movers(session, tag));
+  std::uint64_t words = 0;
+  std::uint64_t data = parts.data;
+  for (const Mover& one : moving) {
+    words += one.workspace->parts_.words;
+    data = std::max(data, one.workspace->parts_.data);
+  }
+  SharedMemory::Room room = SharedMemory::room_for(parts, words);
+  room.data = data;
+  MK_ASSIGN_OR_RETURN(const auto made,
+                      SharedMemory::make(session, kind, parameters, room, 0, executor_));
+  // All or none, on all ranks.
+  std::vector<OperatorWorkspace::Move> moves;
+  const auto prepare = [&]() -> Status {
+    for (const Mover& one : moving) {
+      MK_ASSIGN_OR_RETURN(OperatorWorkspace::Move move, one.workspace->place_in(made));
+      moves.push_back(std::move(move));
+      MK_RETURN_IF_ERROR(one.op->prepare_move(moves.back().context, moves.back().data_moved));
+    }
+    return {};
+  };
+  Status prepared = prepare();
+  if (session.options().world > 1) {
+    const std::string text = prepared ? "" : prepared.error().message.substr(0, kReasonMax);
+    const auto blobs =
+        session.exchange(tag + "/ready", std::as_bytes(std::span(text)), session.options().timeout);
+    if (prepared && !blobs) prepared = propagate(blobs);
+    for (std::size_t rank = 0; prepared && rank < blobs->size(); ++rank) {
+      const std::vector<std::byte>& blob = (*blobs)[rank];
+      if (blob.empty()) continue;
+      prepared = fail(ErrorCode::kAborted, "rank {} cannot create {}: {}", rank, kind,
+                      std::string_view(reinterpret_cast<const char*>(blob.data()), blob.size()));
+    }
+  }
+  for (std::size_t i = 0; i < moving.size(); ++i) {
+    if (prepared) {
+      moving[i].op->move(*moving[i].workspace->memory_);
+      moving[i].workspace->take(std::move(moves[i]));
+    } else {
+      moving[i].op->stay();
+    }
+  }
+  if (prepared) memory_ = made;
+  return prepared;
+}
+
+// --- OperatorWorkspace ---
+
 Result<OperatorWorkspace> OperatorWorkspace::create(Session::Impl& session, std::string_view kind,
                                                     const std::string& parameters,
                                                     const kernels::WorkspaceParts& parts,
-                                                    std::uint32_t flag_count, bool own) {
+                                                    std::uint32_t flag_count, bool own,
+                                                    Executor executor) {
+  const bool on_gpu = executor == Executor::kCuda;
+  OperatorWorkspace made;
+  made.kind_ = kind;
+  made.parts_ = parts;
+  if (on_gpu && session.options().nodes > 1) {
+    MK_ASSIGN_OR_RETURN(auto memory, OperatorMemory::create(session, kind, parameters,
+                                                            parts.bytes(), flag_count, executor));
+    made.own_.emplace(std::move(memory));
+    made.context_ = made.own_->context();
+    return made;
+  }
   // First: ranks count tags alike, also when a creation fails on some.
   const std::string tag = session.next_operator_tag("grow");
-  auto request = std::make_unique<WorkspaceRequest>(parts);
+  auto request = std::make_unique<WorkspaceRequest>(parts, executor);
   WorkspaceRequest* const asked = request.get();
   bool first = false;
   const auto make = [&]() -> Result<std::shared_ptr<SharedWorkspace>> {
-    MK_ASSIGN_OR_RETURN(auto made,
-                        SharedWorkspace::make(session, kind, parameters, parts, flag_count));
-    asked->made = made;
-    first = true;
-    return made;
-  };
-  MK_ASSIGN_OR_RETURN(auto shared, SharedCores::find_or_make<SharedWorkspace>(
-                                       session, "workspace", own, make,
-                                       std::unique_ptr<SharedCores::Request>(std::move(request))));
-  MK_RETURN_IF_ERROR(shared->ensure_data(tag, kind, parts.data));
-  const SharedWorkspace::Place place = shared->add(kind, parts.words);
-  OperatorWorkspace made(std::move(shared));
-  if (first) {
-    made.context_ = made.shared_->context_of(place);
-  } else {
     MK_ASSIGN_OR_RETURN(auto memory,
-                        OperatorMemory::create(session, kind, parameters, kPage, flag_count));
+                        SharedMemory::make(session, kind, parameters, SharedMemory::room_for(parts),
+                                           flag_count, executor));
+    auto workspace = std::make_shared<SharedWorkspace>(std::move(memory), executor);
+    asked->made = workspace;
+    first = true;
+    return workspace;
+  };
+  MK_ASSIGN_OR_RETURN(made.shared_,
+                      SharedCores::find_or_make<SharedWorkspace>(
+                          session, on_gpu ? "workspace on a GPU" : "workspace", own, make,
+                          std::unique_ptr<SharedCores::Request>(std::move(request))));
+  MK_RETURN_IF_ERROR(made.shared_->ensure(session, tag, kind, parameters, parts));
+  made.alone_ = own;
+  if (on_gpu || !first) {
+    MK_ASSIGN_OR_RETURN(auto memory, OperatorMemory::create(session, kind, parameters, kPage,
+                                                            flag_count, executor));
     made.own_.emplace(std::move(memory));
-    made.context_ = made.shared_->context_of(place, made.own_->context());
+    MK_ASSIGN_OR_RETURN(Move move, made.place_in(made.shared_->memory()));
+    made.take(std::move(move));
+    return made;
   }
-  made.data_moved_ = place.data_at - place.words_at - parts.data_at;
+  made.memory_ = made.shared_->memory();
+  MK_ASSIGN_OR_RETURN(made.place_, made.memory_->add(kind, parts.words));
+  made.context_ = made.memory_->context_of(made.place_);
+  made.data_moved_ = made.place_.data_at - made.place_.words_at - parts.data_at;
   return made;
+}
+
+Result<OperatorWorkspace::Move> OperatorWorkspace::place_in(
+    const std::shared_ptr<SharedMemory>& memory) const {
+  Move move;
+  move.memory = memory;
+  MK_ASSIGN_OR_RETURN(move.place, memory->add(kind_, parts_.words));
+  move.context = memory->context_of(move.place, own_->context(), alone_);
+  move.data_moved = move.place.data_at - move.place.words_at - parts_.data_at;
+  return move;
+}
+
+void OperatorWorkspace::take(Move move) {
+  memory_ = std::move(move.memory);
+  place_ = move.place;
+  context_ = move.context;
+  data_moved_ = move.data_moved;
+}
+
+void OperatorWorkspace::let_move(MovingOperator& mover) {
+  if (memory_ != nullptr && !alone_) shared_->add_mover(*this, mover);
+}
+void OperatorWorkspace::let_move_no_more(const MovingOperator& mover) {
+  if (memory_ != nullptr && !alone_) shared_->remove_mover(mover);
 }
 
 }  // namespace mk

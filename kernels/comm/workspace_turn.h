@@ -35,6 +35,12 @@ struct WorkspaceTurn {
   std::uint32_t last = 0;                    ///< 1 + the operator that launched last; 0: none has
   std::uint32_t before = 0;                  ///< likewise, the one before the turn
   std::uint32_t failed = 0;                  ///< 1 + the operator whose launch failed; 0: none
+  /// On a GPU, where streams take the turns (turn_gate.h): `last` is the operator whose launch was
+  /// put on a stream last, into this capture (0: into none).
+  std::uint64_t capture = 0;
+  bool captured = false;                   ///< a launch is in a graph, which may run at any time
+  bool in_graph[kSharersMax] = {};         ///< likewise, of each operator
+  std::uint32_t queued[kSharersMax] = {};  ///< launches that were put on streams
 
   MK_HOST_DEVICE static constexpr std::uint32_t flags(std::uint32_t nodes) {
     return nodes > 1 ? nodes * kTurnFlags : 0;
@@ -46,7 +52,9 @@ struct WorkspaceTurn {
   /// The memory begins with words, of a line each: up to which turn a local rank has done with all
   /// before it, and the daemon with what it has sent, on several nodes. The word at one local rank
   /// by another.
-  static constexpr std::uint64_t kHeadBytes = shm::kLocalRanksMax * WorkspaceHead::kLine;
+  static constexpr std::uint64_t kLastAt = shm::kLocalRanksMax * WorkspaceHead::kLine;
+  /// On a GPU the next line says, to this rank alone, who has launched last (turn_gate.h).
+  static constexpr std::uint64_t kHeadBytes = kLastAt + WorkspaceHead::kLine;
   MK_HOST_DEVICE std::uint32_t* left(std::uint32_t at, std::uint32_t by) const {
     return reinterpret_cast<std::uint32_t*>(context.workspaces[at] + WorkspaceHead::kLine * by);
   }
@@ -59,11 +67,36 @@ struct WorkspaceTurn {
   }
 };
 
+/// Waits until a local rank has ended the last launch that this one has ended of the operator with
+/// `words`, in this rank's workspace. Within a node a turn waits so for all. `note`: names the turn
+/// in the wait's record.
+template <class Executor>
+MK_HOST_DEVICE inline bool await_ended(Executor& executor, WaitControl control, const World& world,
+                                       const std::byte* words, std::uint32_t local,
+                                       std::uint32_t note, WaitTotals& totals) {
+  const WorkspaceHead head{world.locals};
+  const auto word = [words](std::uint64_t offset) {
+    return reinterpret_cast<const std::uint32_t*>(words + offset);
+  };
+  // A rank that failed in that launch does not end it.
+  control.peer_failed = word(WorkspaceHead::failed());
+  WaitSite site;
+  site.role = Role::kCollect;
+  site.kind = FlagKind::kFinished;
+  site.rank = world.node * world.locals + local;
+  site.index[0] = local;
+  site.index[1] = note;
+  site.hops = 1;
+  // This rank's launches follow each other: what it has ended last of the other is the last one.
+  const std::uint32_t ended = shm::load_acquire(word(head.finished(world.local)));
+  return wait_flag(executor, control, site, totals, word(head.finished(local)), ended);
+}
+
 /// Before a launch's blocks, by one thread of an executor (comm/wait.h): takes the operator's turn,
 /// if the last launch was another's. False: the launch has failed.
 template <class Executor>
-MK_HOST_DEVICE bool take_turn(Executor& executor, const Launch& launch, WorkspaceTurn& turn,
-                              WaitTotals& totals) {
+MK_HOST_DEVICE inline bool take_turn(Executor& executor, const Launch& launch, WorkspaceTurn& turn,
+                                     WaitTotals& totals) {
   const World& world = launch.context.world;
   const std::uint32_t sharer = launch.context.shared->sharer;
   const std::uint32_t before = turn.last;
@@ -95,10 +128,9 @@ MK_HOST_DEVICE bool take_turn(Executor& executor, const Launch& launch, Workspac
                      wanted);
   };
   if (world.nodes == 1) {
-    // This rank's launches follow each other: what it has ended last of the other is the last one.
-    const std::uint32_t ended = shm::load_acquire(turn.finished(other, world.local));
+    const std::byte* const words = turn.context.workspaces[world.local] + turn.words_at[other];
     for (std::uint32_t local = 0; local < world.locals; ++local) {
-      if (!await_local(local, turn.finished(other, local), ended)) return false;
+      if (!await_ended(executor, launch.control, world, words, local, sharer, totals)) return false;
     }
     return true;
   }

@@ -10,6 +10,7 @@
 #include "tests/gpu/client_combine.h"
 #include "tests/gpu/client_moe.h"
 #include "tests/gpu/client_ring.h"
+#include "tests/gpu/client_unlike.h"
 #include "tests/gpu/graphs.h"
 #include "tests/gpu/summed_reference.h"
 
@@ -287,6 +288,7 @@ std::string run_rank(const AttachOptions& at, const Work& work) {
                               : op == "gemm-rs"        ? multiply<GemmReduceScatter>(*session, one)
                               : op == "moe"            ? dispatch(*session, one)
                               : op == "combine"        ? combine(*session, one)
+                              : op == "unlike"         ? launch_unlike(*session, one)
                               : op.starts_with("ring") ? attend(*session, one)
                                                        : multiply<GemmAllReduce>(*session, one);
 #undef MK_CARRY

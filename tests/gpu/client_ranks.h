@@ -32,7 +32,8 @@ inline constexpr std::uint32_t kRow = 100;
 /// What all ranks do.
 struct Work {
   std::string op = "gemm-ar";  ///< or several, with commas; client_ring.h has "ring" and its like,
-                               ///< client_moe.h "moe", client_combine.h "combine"
+                               ///< client_moe.h "moe", client_combine.h "combine",
+                               ///< client_unlike.h "unlike"
   std::uint32_t m = 640, n = 512, k = 320;
   std::uint32_t launches = 6;
   std::uint64_t seed = 1;

@@ -5,9 +5,10 @@ namespace {
 
 class CudaCollective final : public CudaOperator<DeviceCollective, kernels::CollectiveCuda> {
  public:
-  CudaCollective(OperatorMemory memory, std::unique_ptr<kernels::CollectiveCuda> cuda,
-                 CudaStream stream, std::string_view op)
-      : CudaOperator(std::move(memory), std::move(cuda), stream), op_(op) {}
+  CudaCollective(OperatorWorkspace memory, Create create,
+                 std::unique_ptr<kernels::CollectiveCuda> cuda, CudaStream stream,
+                 std::string_view op)
+      : CudaOperator(std::move(memory), std::move(create), std::move(cuda), stream), op_(op) {}
 
   Status launch(CudaStream stream, const void* input, void* output, std::uint32_t m,
                 kernels::Mode mode) override {
@@ -34,8 +35,12 @@ Result<std::unique_ptr<DeviceCollective>> make_device_collective(Session::Impl& 
   MK_ASSIGN_OR_RETURN(const DeviceShare share, share_device(session));
   const kernels::CudaOptions options = cuda_options(share, tuning);
   return make_device_operator<CudaCollective>(
-      session, plan.op, plan.parameters, plan.workspace_bytes, plan.flag_count,
-      [&](const OperatorMemory& memory) { return plan.make(memory.context(), options); }, plan.op);
+      session, plan.op,
+      DeviceMemoryNeeds{plan.parameters, plan.workspace, plan.flag_count, tuning.own_workspace},
+      [make = plan.make, options](const kernels::RankContext& context, std::uint64_t data_moved) {
+        return make(context, options, data_moved);
+      },
+      plan.op);
 }
 
 }  // namespace mk

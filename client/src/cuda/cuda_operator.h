@@ -5,15 +5,17 @@
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
+#include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
 
 #include "client/src/device_operator.h"
-#include "client/src/operator_memory.h"
 #include "client/src/operator_support.h"
+#include "client/src/shared_workspace.h"
 #include "kernels/cuda/host/cuda_options.h"
 #include "kernels/cuda/skeleton/launch_state.h"
 
@@ -59,25 +61,36 @@ Status check_on_gpu(std::string_view op, const char* name, const void* memory);
 
 /// `Interface`: of device_operator.h. `Cuda`: the operator in kernels/.
 template <class Interface, class Cuda>
-class CudaOperator : public Interface {
+class CudaOperator : public Interface, private MovingOperator {
  public:
-  CudaOperator(OperatorMemory memory, std::unique_ptr<Cuda> cuda, CudaStream stream)
-      : memory_(std::move(memory)), cuda_(std::move(cuda)), stream_(stream) {
+  /// Makes the kernels' side, of a plan whose data is moved so far.
+  using Create = std::function<Result<std::unique_ptr<Cuda>>(const kernels::RankContext& context,
+                                                             std::uint64_t data_moved)>;
+
+  CudaOperator(OperatorWorkspace memory, Create create, std::unique_ptr<Cuda> cuda,
+               CudaStream stream)
+      : memory_(std::move(memory)),
+        create_(std::move(create)),
+        cuda_(std::move(cuda)),
+        stream_(stream) {
     cudaGetDevice(&device_);
+    memory_.let_move(*this);
   }
   ~CudaOperator() override {
+    memory_.let_move_no_more(*this);
     cudaStreamDestroy(stream_);
-    // Its memory goes with the workspace, on a thread that has no device of its own yet.
-    memory_.keep(std::shared_ptr<Cuda>(cuda_.release(), [device = device_](Cuda* cuda) {
-      cudaSetDevice(device);
-      delete cuda;
-    }));
+    memory_.keep(to_free(std::move(cuda_)));
   }
   CudaOperator(const CudaOperator&) = delete;
   CudaOperator& operator=(const CudaOperator&) = delete;
 
   Status status() const override { return cuda_->status(); }
-  Result<kernels::LaunchStats> finish(CudaStream stream) override { return cuda_->finish(stream); }
+  bool usable() const override { return status().has_value() && memory_.usable(); }
+  bool claim_workspace() override { return memory_.claim(); }
+  Result<kernels::LaunchStats> finish(CudaStream stream) override {
+    if (moved_stats_ && !memory_.has_launched()) return *moved_stats_;
+    return cuda_->finish(stream);
+  }
   CudaStream own_stream() override { return stream_; }
   void set_tag(std::uint64_t tag) override { cuda_->set_tag(tag); }
   void set_trace(bool on) override { traced_ = on; }
@@ -90,10 +103,42 @@ class CudaOperator : public Interface {
 
  protected:
   Cuda& cuda() const { return *cuda_; }
+  /// Whether its caller reads nothing in the workspace, though it has launched.
+  virtual bool leaves_nothing() const { return true; }
 
  private:
-  OperatorMemory memory_;
+  bool may_move() override {
+    if (traced_) return false;
+    if (!memory_.has_launched()) return status().has_value();
+    if (!leaves_nothing()) return false;
+    const auto stats = cuda_->finish(stream_);
+    if (!stats) return false;
+    ended_stats_ = *stats;
+    return true;
+  }
+  Status prepare_move(const kernels::RankContext& context, std::uint64_t data_moved) override {
+    MK_ASSIGN_OR_RETURN(next_, create_(context, data_moved));
+    return {};
+  }
+  void stay() override { next_.reset(); }
+  void move(SharedMemory& old) override {
+    if (memory_.has_launched()) moved_stats_ = ended_stats_;
+    old.keep(to_free(std::exchange(cuda_, std::move(next_))));
+  }
+  /// Its memory goes with the workspace, on a thread that has no device of its own yet.
+  std::shared_ptr<void> to_free(std::unique_ptr<Cuda> cuda) const {
+    return std::shared_ptr<Cuda>(cuda.release(), [device = device_](Cuda* gone) {
+      cudaSetDevice(device);
+      delete gone;
+    });
+  }
+
+  OperatorWorkspace memory_;
+  const Create create_;
   std::unique_ptr<Cuda> cuda_;  ///< goes first: it uses the memory
+  std::unique_ptr<Cuda> next_;  ///< where it may move
+  kernels::LaunchStats ended_stats_;
+  std::optional<kernels::LaunchStats> moved_stats_;  ///< of the last launch before it moved
   const CudaStream stream_;
   int device_ = 0;
   bool traced_ = false;
@@ -108,22 +153,46 @@ std::uint64_t workspace_bytes_of(const Plan& plan) {
   }
 }
 
-/// From the agreed plan to the operator. `create(memory)` makes the kernels' side of it; `more`
-/// follows in Operator's constructor.
+/// Makes the kernels' side of an operator from its plan, by `create(plan, context)`.
+template <class Plan, class Create>
+auto moved_plan_maker(const Plan& plan, Create create) {
+  return [plan, create = std::move(create)](const kernels::RankContext& context,
+                                            std::uint64_t data_moved) {
+    Plan moved = plan;
+    moved.move_data(data_moved);
+    return create(moved, context);
+  };
+}
+
+/// The parts of an operator's memory.
+struct DeviceMemoryNeeds {
+  std::string parameters;
+  kernels::WorkspaceParts workspace;
+  std::uint32_t flag_count = 0;
+  bool own = false;  ///< Tuning::own_workspace
+
+  template <class Plan>
+  static DeviceMemoryNeeds of(const Plan& plan, const Tuning& tuning) {
+    return {describe_plan(plan), plan.workspace, plan.flag_count(), tuning.own_workspace};
+  }
+};
+
+/// From the agreed plan to the operator. `create`: CudaOperator::Create; it outlives the call.
+/// `more` follows in Operator's constructor.
 template <class Operator, class Create, class... More>
 Result<std::unique_ptr<Operator>> make_device_operator(Session::Impl& session, std::string_view op,
-                                                       const std::string& parameters,
-                                                       std::uint64_t workspace_bytes,
-                                                       std::uint32_t flag_count, Create&& create,
-                                                       const More&... more) {
-  MK_ASSIGN_OR_RETURN(auto memory, OperatorMemory::create(session, op, parameters, workspace_bytes,
-                                                          flag_count, Executor::kCuda));
-  MK_ASSIGN_OR_RETURN(auto cuda, create(memory));
+                                                       const DeviceMemoryNeeds& needs,
+                                                       Create create, const More&... more) {
+  MK_ASSIGN_OR_RETURN(auto memory,
+                      OperatorWorkspace::create(session, op, needs.parameters, needs.workspace,
+                                                needs.flag_count, needs.own, Executor::kCuda));
+  MK_ASSIGN_OR_RETURN(auto cuda, create(memory.context(), memory.data_moved()));
   cudaStream_t stream = nullptr;
   const cudaError_t error = cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);
   if (error != cudaSuccess)
     return fail(ErrorCode::kSystem, "{}: cannot make a stream: {}", op, cudaGetErrorString(error));
-  auto made = std::make_unique<Operator>(std::move(memory), std::move(cuda), stream, more...);
+  auto made = std::make_unique<Operator>(std::move(memory), std::move(create), std::move(cuda),
+                                         stream, more...);
   MK_RETURN_IF_ERROR(session.barrier(session.options().timeout));
   return made;
 }

@@ -147,11 +147,12 @@ Result<std::unique_ptr<DeviceGemm>> make(Session::Impl& session, const DeviceSha
   MK_ASSIGN_OR_RETURN(const AgreedPlan agreed, agree_device_plan(session, shape, tuning));
   MK_ASSIGN_OR_RETURN(const auto plan, plan_of<Kind>(session, shape, tuning, share, agreed));
   return make_device_operator<CudaGemm<Kind>>(
-      session, Kind::kName, describe_plan(plan), workspace_bytes_of(plan), plan.flag_count(),
-      [&](const OperatorMemory& memory) {
-        return Kind::create(plan, shape.shape.k, memory.context(),
-                            gemm_options(share, agreed, shape, tuning));
-      });
+      session, Kind::kName, DeviceMemoryNeeds::of(plan, tuning),
+      moved_plan_maker(plan,
+                       [k = shape.shape.k, options = gemm_options(share, agreed, shape, tuning)](
+                           const auto& moved, const kernels::RankContext& context) {
+                         return Kind::create(moved, k, context, options);
+                       }));
 }
 
 }  // namespace

@@ -28,6 +28,9 @@ class Moe final : public CudaOperator<DeviceMoe, kernels::MoeDispatchCuda> {
   std::span<const kernels::MoeRow> rows() const override {
     return {cuda().output().rows, cuda().rows()};
   }
+
+ private:
+  bool leaves_nothing() const override { return false; }
 };
 
 struct MoeOnGpu {

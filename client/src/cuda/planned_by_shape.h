@@ -35,10 +35,10 @@ Result<std::unique_ptr<typename Kind::Device>> make_device_by_shape(Session::Imp
   MK_ASSIGN_OR_RETURN(auto options, own_options(session, share, tuning));
   if constexpr (requires { shape.b_layout; }) options.b_layout = shape.b_layout;
   return make_device_operator<typename Kind::Operator>(
-      session, Kind::kOp, describe_plan(plan), workspace_bytes_of(plan), plan.flag_count(),
-      [&](const OperatorMemory& memory) {
-        return Kind::Cuda::create(plan, memory.context(), options);
-      });
+      session, Kind::kOp, DeviceMemoryNeeds::of(plan, tuning),
+      moved_plan_maker(plan, [options](const auto& moved, const kernels::RankContext& context) {
+        return Kind::Cuda::create(moved, context, options);
+      }));
 }
 
 }  // namespace mk

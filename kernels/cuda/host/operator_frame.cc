@@ -6,6 +6,7 @@
 #include <chrono>
 #include <memory>
 #include <new>
+#include <utility>
 
 #include "kernels/comm/wait_text.h"
 #include "kernels/comm/workspace_head.h"
@@ -75,6 +76,8 @@ Status OperatorFrame::start(const RankContext& context, const CudaOptions& optio
                             const GroupNeeds& needs, const PolledFlags& flags, Launch& launch,
                             FrameArguments& frame) {
   world_ = context.world;
+  frame.host.launches = options.launches;
+  launch.control.timeout_ns = static_cast<std::uint64_t>(options.wait_timeout.count());
   MK_ASSIGN_OR_RETURN(const std::uint32_t multiprocessors, choose_device(options));
   MK_RETURN_IF_ERROR(adopt_context(context, flags, launch, frame));
   // The kernel takes nearly all of a multiprocessor's shared memory: one block on each.
@@ -88,11 +91,9 @@ Status OperatorFrame::start(const RankContext& context, const CudaOptions& optio
     adaptive_ = AdaptiveBlocks::create(all, options, needs.watchers, launch.blocks, frame);
   }
   frame.host.lane_count = launch.blocks.send;
-  frame.host.launches = options.launches;
   frame.host.progress = options.progress;
   frame.host.told.op = shm::progress_operator(op_);
   launch.banks = flags.banks;
-  launch.control.timeout_ns = static_cast<std::uint64_t>(options.wait_timeout.count());
   return {};
 }
 
@@ -105,6 +106,7 @@ Status OperatorFrame::adopt_context(const RankContext& context, const PolledFlag
   auto first = std::make_unique<DeviceState>();
   frame.state = state_;
   launch.context = context;
+  launch.context.shared = nullptr;  // the host's alone: turn_ has it
   HostWords& host = frame.host;
   if (context.world.nodes > 1) {
     host.flag_count = static_cast<std::uint32_t>(round_up_to(polled.count, 4));
@@ -167,7 +169,7 @@ Status OperatorFrame::adopt_context(const RankContext& context, const PolledFlag
                                                          WorkspaceHead::failed());
   control.stop = &state_->local.stop;
   control.record = &state_->local.failure;
-  return {};
+  return check(turn_.start(context, launch, frame), "the device refuses the kernel of turns");
 }
 
 Status OperatorFrame::status() const {
@@ -178,9 +180,11 @@ Status OperatorFrame::status() const {
       return fail(ErrorCode::kLimitExceeded,
                   "{}: {} launches are all that one operator makes; create a new one", op_,
                   report_->epoch - 1);
-    default:
-      return tl::unexpected<Error>(
-          describe(report_->record, op_, report_->epoch, world_, report_->peer_failed));
+    default: {
+      Error error = describe(report_->record, op_, report_->epoch, world_, report_->peer_failed);
+      turn_.explain(report_->record, error);
+      return tl::unexpected<Error>(std::move(error));
+    }
   }
 }
 

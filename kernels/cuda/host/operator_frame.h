@@ -19,6 +19,7 @@
 #include "kernels/cuda/host/adaptive_blocks.h"
 #include "kernels/cuda/host/cuda_options.h"
 #include "kernels/cuda/host/launch_range.h"
+#include "kernels/cuda/host/launch_turn.h"
 #include "kernels/cuda/host/on_device.h"
 #include "kernels/cuda/host/role_blocks.h"
 #include "kernels/cuda/skeleton/launch_state.h"
@@ -76,9 +77,11 @@ class OperatorFrame {
   ThreadBlocks blocks_max(ThreadBlocks now) const {
     return adaptive_ != nullptr ? std::max(now, adaptive_->all()) : now;
   }
-  /// Puts a launch on the stream.
+  /// Puts a launch on the stream, after what takes its turn.
   template <class Kernel, class Arguments>
-  Status put_on(cudaStream_t stream, const Kernel& kernel, const Arguments& arguments) const {
+  Status put_on(cudaStream_t stream, const Kernel& kernel, Arguments& arguments) {
+    if (turn_.heeds_peers()) arguments.frame.heeds_peers = true;
+    MK_RETURN_IF_ERROR(check(turn_.put_on(stream), "its turn was refused"));
     const LaunchTold& told = arguments.frame.host.told;
     const LaunchRange range(name_.of(told), told.m, told.tag);
     MK_RETURN_IF_ERROR(check(kernel.launch(arguments, stream), "the launch was refused"));
@@ -101,7 +104,8 @@ class OperatorFrame {
                        FrameArguments& frame);
 
   const char* op_;
-  mutable LaunchName name_;
+  LaunchName name_;
+  LaunchTurn turn_;
   int device_ = 0;
   World world_;
   DeviceState* state_ = nullptr;

@@ -8,6 +8,7 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <iterator>
 #include <memory>
 #include <random>
@@ -15,6 +16,7 @@
 #include <vector>
 
 #include "kernels/comm/plan_tools.h"
+#include "kernels/comm/turn_gate.h"
 #include "tests/kernels/support/simulation.h"
 
 namespace mk::kernels::testing {
@@ -32,6 +34,16 @@ struct TurnOptions {
   std::uint64_t seed = 1;
   Fault fault = Fault::kNone;
   bool immediates = false;
+  bool gate = false;  ///< of one node: as on a GPU
+};
+
+/// A turn's kernel with one lane.
+struct GateExecutor : SimExecutor {
+  using SimExecutor::SimExecutor;
+  static std::uint32_t lane() { return 0; }
+  static std::uint32_t lanes() { return 1; }
+  static bool all(bool yes) { return yes; }
+  static void waits(bool) {}
 };
 
 class TurnSimulation {
@@ -66,11 +78,13 @@ class TurnSimulation {
 
  private:
   static constexpr std::uint64_t kData = (1 + kOperators) * kPage;
+  static_assert(WorkspaceTurn::kHeadBytes <= kPage);
 
   struct Rank {
     WorkspaceTurn turn;
     LocalWords local;
     std::uint32_t epochs[kOperators] = {};
+    std::uint32_t last = kOperators;  ///< who has launched last
   };
 
   NetworkOptions network_options() const {
@@ -123,9 +137,9 @@ class TurnSimulation {
   void forge(Rank& rank, std::uint32_t op) {
     const WorkspaceTurn& turn = rank.turn;
     const World& world = turn.context.world;
-    if (turn.last == 0) return;
+    if (rank.last == kOperators) return;
     if (options_.fault == Fault::kLocals) {
-      const std::uint32_t before = turn.last - 1;
+      const std::uint32_t before = rank.last;
       for (std::uint32_t local = 0; local < world.locals; ++local) {
         *const_cast<std::uint32_t*>(turn.finished(before, local)) =
             *turn.finished(before, world.local);
@@ -147,6 +161,17 @@ class TurnSimulation {
     fibers_.changed();
   }
 
+  bool take_its_turn(Rank& rank, const Launch& launch, SimParts& parts, WaitTotals& totals) {
+    GateExecutor executor(fibers_, now_ns_, parts);
+    if (!options_.gate) return take_turn(executor, launch, rank.turn, totals);
+    TurnGate gate;
+    gate.world = rank.turn.context.world;
+    std::copy_n(rank.turn.context.workspaces, gate.world.locals, gate.memories);
+    gate.words_at = words_at(launch.context.shared->sharer);
+    gate.control = launch.control;
+    return take_turn(executor, gate, totals);
+  }
+
   bool launch(Rank& rank, std::size_t number, std::uint32_t op) {
     const World world = rank.turn.context.world;
     const std::uint32_t epoch = ++rank.epochs[op];
@@ -166,8 +191,9 @@ class TurnSimulation {
     SimParts parts;
     SimExecutor executor(fibers_, now_ns_, parts);
     WaitTotals totals;
-    forge(rank, op);
-    if (options_.fault != Fault::kNoTurn && !take_turn(executor, launch, rank.turn, totals))
+    if (rank.last != op) forge(rank, op);
+    rank.last = op;
+    if (options_.fault != Fault::kNoTurn && !take_its_turn(rank, launch, parts, totals))
       return false;
     fibers_.changed();
     announce_launch(launch);
@@ -233,7 +259,12 @@ class TurnSimulation {
 
 constexpr std::uint64_t kSeeds = 300;
 
-std::vector<TurnOptions> worlds() { return {{1, 2}, {1, 3}, {2, 1}, {2, 2}, {3, 1}, {3, 2}}; }
+std::vector<TurnOptions> worlds() {
+  std::vector<TurnOptions> all = {{1, 2}, {1, 3}, {2, 1}, {2, 2}, {3, 1}, {3, 2}};
+  for (const std::uint32_t locals : {2u, 3u, 4u})
+    all.push_back({.nodes = 1, .locals = locals, .gate = true});
+  return all;
+}
 
 TEST(WorkspaceTurn, OperatorsNeverMeetInWhatTheyShare) {
   for (TurnOptions options : worlds()) {
@@ -260,8 +291,11 @@ TEST(WorkspaceTurn, WithoutTurnsTheyDo) {
   }
 }
 TEST(WorkspaceTurn, ATurnThatDoesNotAwaitTheNodeIsSeen) {
-  for (const auto& [nodes, locals] : {std::pair{1u, 2u}, {1u, 3u}, {2u, 2u}, {3u, 2u}})
-    EXPECT_GT(seeds_wrong({nodes, locals, 1, Fault::kLocals}), 0) << nodes << " x " << locals;
+  for (TurnOptions options : worlds()) {
+    if (options.locals == 1) continue;
+    options.fault = Fault::kLocals;
+    EXPECT_GT(seeds_wrong(options), 0) << options.nodes << " x " << options.locals;
+  }
 }
 TEST(WorkspaceTurn, ATurnThatDoesNotAwaitTheOtherNodesIsSeen) {
   for (const auto& [nodes, locals] : {std::pair{2u, 1u}, {2u, 2u}, {3u, 1u}})

@@ -91,6 +91,13 @@ class FakeDriver final : public Driver {
   std::size_t allocations() const {
     return locked([&] { return allocations_.size(); });
   }
+  std::uint64_t allocated_bytes() const {
+    return locked([&] {
+      std::uint64_t sum = 0;
+      for (const auto& [memory, block] : allocations_) sum += block->bytes.size();
+      return sum;
+    });
+  }
   std::size_t views() const {
     return locked([&] { return views_.size(); });
   }

@@ -1,0 +1,101 @@
+/// \file
+/// A turn (workspace_turn.h) on a GPU, of operators within one node. A small kernel takes it, on
+/// the stream, ahead of the operator's own. It goes by words in the GPU's memory, so that a graph
+/// takes its turns without the host when it is replayed.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/comm/wait.h"
+#include "kernels/comm/workspace_head.h"
+#include "kernels/comm/workspace_turn.h"
+#include "kernels/comm/world.h"
+#include "shm/limits.h"
+
+namespace mk::kernels {
+
+/// One rank's operator before its launches.
+struct TurnGate {
+  World world;
+  /// The shared workspace of each local rank, from its first byte on.
+  std::byte* memories[shm::kLocalRanksMax] = {};
+  std::uint64_t words_at = 0;  ///< where the operator's words begin there
+  WaitControl control;         ///< the operator's, with the host's own words
+
+  /// A turn's note in records of waits (await_ended), which is never 0: whom it waits for.
+  static constexpr std::uint32_t note_of(std::uint64_t words_at) {
+    return static_cast<std::uint32_t>(words_at / WorkspaceHead::kLine);
+  }
+
+  /// Where in this rank's workspace the words begin of who has launched last; 0: nobody has.
+  MK_HOST_DEVICE std::uint64_t* last() const {
+    return reinterpret_cast<std::uint64_t*>(memories[world.local] + WorkspaceTurn::kLastAt);
+  }
+  /// The word by which the local ranks of operator `words` hear that one has failed.
+  MK_HOST_DEVICE std::uint32_t* failed(std::uint32_t local, std::uint64_t words) const {
+    return reinterpret_cast<std::uint32_t*>(memories[local] + words + WorkspaceHead::failed());
+  }
+};
+
+/// Takes the turn, if the last launch was another operator's. False: the launch has failed, and
+/// the operator's kernel ends at once. By all lanes of an executor, which has besides what a wait
+/// needs
+///
+///     lane(), lanes()      this one's number, and how many there are
+///     all(bool)            whether all lanes say so; no lane goes on before all have
+///     waits(bool begin)    some wait from now on, or none does any more
+template <class Executor>
+MK_HOST_DEVICE inline bool take_turn(Executor& executor, const TurnGate& gate, WaitTotals& totals) {
+  const World& world = gate.world;
+  const std::uint64_t before = shm::load_relaxed(gate.last());
+  executor.all(true);
+  if (before == gate.words_at) return true;
+  if (executor.lane() == 0) shm::store_relaxed(gate.last(), gate.words_at);
+  if (before == 0) return true;
+  const std::byte* const words = gate.memories[world.local] + before;
+  const auto go_through = [&](auto&& pass) {
+    bool passed = true;
+    for (std::uint32_t local = executor.lane(); passed && local < world.locals;
+         local += executor.lanes())
+      passed = pass(local);
+    return executor.all(passed);
+  };
+  // This rank may have failed itself: then it waits for too little.
+  const std::uint32_t failed = shm::load_acquire(gate.failed(world.local, before));
+  const WorkspaceHead head{world.locals};
+  const auto ended_by = [&](std::uint32_t local) {
+    return shm::load_acquire(reinterpret_cast<const std::uint32_t*>(words + head.finished(local)));
+  };
+  const auto has_ended = [&](std::uint32_t local) {
+    return failed == 0 && shm::epoch_reached(ended_by(local), ended_by(world.local));
+  };
+  if (go_through(has_ended)) return true;
+  executor.waits(true);
+  const bool passed = go_through([&](std::uint32_t local) {
+    if (failed == 0) {
+      return await_ended(executor, gate.control, world, words, local, TurnGate::note_of(before),
+                         totals);
+    }
+    WaitSite site;
+    site.role = Role::kCollect;
+    site.kind = FlagKind::kFinished;
+    site.rank = failed - 1;
+    site.index[0] = site.rank - world.node * world.locals;
+    site.index[1] = TurnGate::note_of(before);
+    const std::uint32_t ended = ended_by(site.index[0]);
+    fail_wait(gate.control, site, WaitEnd::kPeerFailed, ended + 1, ended, 0);
+    return false;
+  });
+  executor.waits(false);
+  if (passed) return true;
+  // A rank that is still in that launch must not end it well: this rank's DMA engines may now bring
+  // rows to where it reads (operator_kernel.cuh, let_dma_end).
+  if (executor.lane() == 0) {
+    for (std::uint32_t local = 0; local < world.locals; ++local)
+      shm::compare_exchange(gate.failed(local, before), 0u, world.rank() + 1);
+  }
+  return false;
+}
+
+}  // namespace mk::kernels

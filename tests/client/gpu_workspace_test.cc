@@ -1,0 +1,281 @@
+// Operators on a GPU share memory (client/src/shared_workspace.h): how much there is, who moves
+// when a larger one comes, and where each then finds its words. The GPU is host memory, and
+// launches are what a kernel leaves behind.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "client/src/session_impl.h"
+#include "client/src/shared_workspace.h"
+#include "kernels/comm/workspace_head.h"
+#include "kernels/comm/workspace_turn.h"
+#include "tests/client/embedded_ranks.h"
+#include "tests/shm/gpu/fake_driver.h"
+
+namespace mk {
+namespace {
+
+using kernels::RankContext;
+using kernels::WorkspaceHead;
+using kernels::WorkspaceTurn;
+
+constexpr std::uint64_t kMiB = 1 << 20;
+constexpr std::uint64_t kWords = 8 * kernels::kPage;
+/// Allocations come in granules; an operator has one, and its share of words.
+constexpr std::uint64_t kLittle = 4 * kMiB;
+
+struct Rank {
+  Session& session;
+  gpu::test::FakeDriver& driver;
+  std::uint32_t number;
+
+  /// At most `most` for a rank, once all that was given up is gone. Collective.
+  void expect_bytes(std::uint64_t most) const {
+    EXPECT_TRUE(session.barrier());
+    const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+    const std::uint64_t all = most * session.options().world;
+    while (driver.allocated_bytes() > all && std::chrono::steady_clock::now() < deadline)
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    EXPECT_LE(driver.allocated_bytes(), all);
+    EXPECT_TRUE(session.barrier());
+  }
+};
+
+/// An operator whose kernels' side is what it was last told.
+class Operator final : public MovingOperator {
+ public:
+  static std::unique_ptr<Operator> create(Rank& rank, std::uint64_t data, bool own = false,
+                                          std::uint64_t words = kWords) {
+    auto made = OperatorWorkspace::create(*rank.session.impl(), "fake",
+                                          fmt::format("data={} words={}", data, words),
+                                          {words, data, words}, 0, own, Executor::kCuda);
+    EXPECT_TRUE(made) << made.error().message;
+    return made ? std::make_unique<Operator>(std::move(*made), words) : nullptr;
+  }
+  Operator(OperatorWorkspace memory, std::uint64_t words)
+      : memory_(std::move(memory)),
+        words_(words),
+        context_(memory_.context()),
+        moved_by_(memory_.data_moved()) {
+    memory_.let_move(*this);
+  }
+  ~Operator() override { memory_.let_move_no_more(*this); }
+
+  std::byte* words() const { return context_.workspaces[context_.world.local]; }
+  std::byte* data() const { return words() + words_ + moved_by_; }
+  const WorkspaceTurn& turn() const { return *context_.shared->turn; }
+  const RankContext& context() const { return context_; }
+  const OperatorWorkspace& memory() const { return memory_; }
+  /// Leaves the traces of a launch that was put on a stream.
+  void launch(bool ended = true) {
+    ++context_.shared->turn->queued[context_.shared->sharer];
+    if (ended) kernels::announce_end(context_, ++ended_);
+  }
+  void capture() { context_.shared->turn->in_graph[context_.shared->sharer] = true; }
+  void fail_launch() const { kernels::announce_failure(context_); }
+
+  bool moves = true;
+  bool can_prepare = true;
+  int moved = 0;
+  int stayed = 0;
+
+ private:
+  bool may_move() override { return moves; }
+  Status prepare_move(const RankContext& context, std::uint64_t data_moved) override {
+    if (!can_prepare) return fail(ErrorCode::kSystem, "no kernels");
+    next_ = std::pair(context, data_moved);
+    return {};
+  }
+  void stay() override { ++stayed; }
+  void move(SharedMemory&) override {
+    ++moved;
+    std::tie(context_, moved_by_) = *next_;
+    ended_ = 0;
+  }
+
+  OperatorWorkspace memory_;
+  const std::uint64_t words_;
+  RankContext context_;
+  std::uint64_t moved_by_;
+  std::optional<std::pair<RankContext, std::uint64_t>> next_;
+  std::uint32_t ended_ = 0;
+};
+
+/// Ranks of one node, each a thread, on one GPU.
+void on_ranks(std::uint32_t locals, const std::function<void(Rank&)>& body) {
+  const auto cluster = cluster_of(1);
+  ASSERT_NE(nullptr, cluster);
+  const auto driver =
+      std::make_shared<gpu::test::FakeDriver>(std::make_shared<gpu::test::FakeMachine>());
+  for_ranks(locals, [&](std::uint32_t number) {
+    auto session = Session::attach(place(*cluster, locals, number, "gpu-workspace"));
+    ASSERT_TRUE(session) << session.error().message;
+    session->impl()->use_driver(driver);
+    Rank rank{*session, *driver, number};
+    body(rank);
+    EXPECT_TRUE(session->barrier());
+  });
+}
+
+TEST(GpuWorkspace, FiveShapesNeedTheMemoryOfTheLargest) {
+  std::vector<std::uint64_t> sizes = {8 * kMiB, 16 * kMiB, 32 * kMiB, 48 * kMiB, 64 * kMiB};
+  for (const std::uint32_t locals : {1u, 2u}) {
+    for (int order = 0; order < 3; ++order) {
+      if (order == 1) std::ranges::reverse(sizes);
+      if (order == 2) std::swap(sizes[0], sizes[3]);
+      on_ranks(locals, [&](Rank& rank) {
+        std::vector<std::unique_ptr<Operator>> all;
+        std::uint64_t largest = 0;
+        for (const std::uint64_t size : sizes) {
+          all.push_back(Operator::create(rank, size));
+          ASSERT_NE(nullptr, all.back());
+          largest = std::max(largest, size);
+          rank.expect_bytes(largest + (all.size() + 1) * kLittle);
+        }
+        for (const auto& one : all) {
+          EXPECT_EQ(all[0]->data(), one->data());
+          EXPECT_EQ(kWords, std::count(one->words(), one->words() + kWords, std::byte{0}));
+          for (const auto& other : all) {
+            if (one < other) {
+              EXPECT_GE(static_cast<std::uint64_t>(std::abs(one->words() - other->words())),
+                        kWords);
+            }
+          }
+        }
+        EXPECT_TRUE(rank.session.barrier());
+      });
+    }
+  }
+}
+
+TEST(GpuWorkspace, WordsThatDoNotFitEnlargeItToo) {
+  on_ranks(2, [](Rank& rank) {
+    const auto first = Operator::create(rank, kMiB, false, kMiB);
+    const auto larger = Operator::create(rank, 8 * kMiB);
+    ASSERT_TRUE(first && larger);
+    EXPECT_EQ(1, first->moved);
+    EXPECT_GE(first->data(), first->words() + kMiB);
+    EXPECT_GE(larger->data(), larger->words() + kWords);
+    const auto wordy = Operator::create(rank, kMiB, false, 4 * kMiB);
+    ASSERT_NE(nullptr, wordy);
+    EXPECT_EQ(1, larger->moved);
+    EXPECT_EQ(larger->data(), wordy->data());
+    // Room for seven more like it, all words, and the data of the largest.
+    rank.expect_bytes((28 + 4 + 1 + 8) * kMiB + 4 * kLittle);
+    EXPECT_GE(rank.driver.allocated_bytes(), 2 * (28 + 4 + 1 + 8 + 3 * 2) * kMiB);
+  });
+}
+
+TEST(GpuWorkspace, TheFirstNeedsNoTurnUntilOthersCome) {
+  on_ranks(2, [](Rank& rank) {
+    const auto first = Operator::create(rank, 4 * kMiB);
+    const auto second = Operator::create(rank, kMiB);
+    ASSERT_TRUE(first && second);
+    const std::byte* const memory = first->words() - first->context().shared->at;
+    EXPECT_EQ(first->context().shared->at,
+              *reinterpret_cast<const std::uint64_t*>(memory + WorkspaceTurn::kLastAt));
+    EXPECT_EQ(1u, first->turn().last);
+    EXPECT_EQ(&first->turn(), &second->turn());
+    EXPECT_STREQ("fake", first->turn().names[1]);
+    EXPECT_FALSE(first->memory().claim()) << "both have the data";
+  });
+}
+
+// An operator that one rank holds stays on all: one that has not ended, that is in a graph, or
+// whose rows its caller reads. The others move.
+TEST(GpuWorkspace, WhoIsHeldStaysWhereItIs) {
+  on_ranks(2, [](Rank& rank) {
+    std::vector<std::unique_ptr<Operator>> all;
+    for (std::uint64_t i = 0; i < 6; ++i) {
+      all.push_back(Operator::create(rank, (6 - i) * kMiB));
+      ASSERT_NE(nullptr, all.back());
+    }
+    for (const auto& one : all) one->launch();
+    all[1]->capture();
+    all[2]->launch(/*ended=*/rank.number != 0);
+    all[3]->moves = rank.number != 1;
+    std::vector<const std::byte*> words;
+    for (const auto& one : all) words.push_back(one->words());
+    EXPECT_TRUE(rank.session.barrier());
+    const auto larger = Operator::create(rank, 9 * kMiB);
+    ASSERT_NE(nullptr, larger);
+    for (std::size_t i = 0; i < all.size(); ++i) {
+      const bool stays = i >= 1 && i <= 3;
+      EXPECT_EQ(stays ? 0 : 1, all[i]->moved) << i;
+      EXPECT_EQ(stays, all[i]->words() == words[i]) << i;
+      EXPECT_EQ(!stays, all[i]->data() == larger->data()) << i;
+      EXPECT_EQ(stays, all[i]->memory().has_launched()) << i;
+    }
+    EXPECT_NE(&all[1]->turn(), &larger->turn());
+    // The old memory goes with the last of them.
+    const std::uint64_t both = 16 * kMiB + 8 * kLittle;
+    rank.expect_bytes(both);
+    for (std::size_t i = 1; i <= 3; ++i) all[i].reset();
+    rank.expect_bytes(both - 5 * kMiB);
+  });
+}
+
+TEST(GpuWorkspace, OneRankThatCannotMoveRefusesOnAllAndMovesNobody) {
+  on_ranks(2, [](Rank& rank) {
+    const auto first = Operator::create(rank, kMiB);
+    const auto second = Operator::create(rank, 2 * kMiB);
+    ASSERT_TRUE(first && second);
+    EXPECT_EQ(1, first->moved);
+    second->can_prepare = rank.number == 0;
+    const std::byte* const words = second->words();
+    const auto refused =
+        OperatorWorkspace::create(*rank.session.impl(), "large", "large",
+                                  {kWords, 4 * kMiB, kWords}, 0, false, Executor::kCuda);
+    ASSERT_FALSE(refused);
+    EXPECT_NE(std::string::npos, refused.error().message.find("no kernels"));
+    EXPECT_EQ(1, second->stayed);
+    EXPECT_EQ(words, second->words());
+    second->can_prepare = true;
+    const auto larger = Operator::create(rank, 4 * kMiB);
+    ASSERT_NE(nullptr, larger);
+    EXPECT_EQ(larger->data(), second->data());
+    rank.expect_bytes(4 * kMiB + 4 * kLittle);
+  });
+}
+
+TEST(GpuWorkspace, WhoWantsItsOwnSharesWithNoneAndTakesNoTurns) {
+  on_ranks(2, [](Rank& rank) {
+    const auto own = Operator::create(rank, kMiB, true);
+    const auto first = Operator::create(rank, kMiB);
+    const auto larger = Operator::create(rank, 2 * kMiB);
+    ASSERT_TRUE(own && first && larger);
+    EXPECT_EQ(nullptr, own->context().shared);
+    EXPECT_NE(own->data(), first->data());
+    EXPECT_EQ(first->data(), larger->data());
+    EXPECT_TRUE(own->memory().claim());
+    EXPECT_EQ(0, own->moved);
+  });
+}
+
+TEST(GpuWorkspace, NobodyJoinsAfterAFailure) {
+  on_ranks(2, [](Rank& rank) {
+    const auto first = Operator::create(rank, kMiB);
+    const auto second = Operator::create(rank, kMiB / 2);
+    ASSERT_TRUE(first && second);
+    EXPECT_TRUE(second->memory().usable());
+    EXPECT_TRUE(rank.session.barrier());
+    if (rank.number == 1) first->fail_launch();
+    EXPECT_TRUE(rank.session.barrier());
+    EXPECT_FALSE(second->memory().usable());
+    const auto next = Operator::create(rank, kMiB / 4);
+    ASSERT_NE(nullptr, next);
+    EXPECT_NE(first->data(), next->data());
+    EXPECT_TRUE(next->memory().usable());
+  });
+}
+
+}  // namespace
+}  // namespace mk
