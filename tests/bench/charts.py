@@ -62,9 +62,9 @@ def groups(name):
 
 # Adaptive partitions: of which file, operator and shape. Those without a file are not drawn.
 PARTITIONS = {
-    "partition_ring": ("partition_roles_h200_1x2_shared", "ring", [4096, 16, 128]),
-    "partition_moe": ("partition_roles_hot_h200_1x2_shared", "moe", [2048, 4096, 1536]),
-    "partition_combine": ("partition_roles_hot_h200_1x2_shared", "combine", [2048, 4096, 1536]),
+    "partition_ring": ("partition_h200_1x2", "ring", [4096, 16, 128]),
+    "partition_moe": ("partition_h200_1x2_hot", "moe", [2048, 4096, 1536]),
+    "partition_combine": ("partition_h200_1x2_hot", "combine", [2048, 4096, 1536]),
 }
 CHARTS = ("one_node", "two_nodes", *(chart for chart, (file, _, _) in PARTITIONS.items() if (HERE / "results" / f"{file}.json").exists()))
 
