@@ -34,6 +34,7 @@ Result<Tuning> tuning_of(const mk_tuning* given) {
                   given->command_ns, given->step_ns};
   tuning.exchange = static_cast<Exchange>(std::min(given->exchange, 0xffu));
   tuning.partition = static_cast<Partition>(std::min<std::uint64_t>(given->partition, 0xff));
+  tuning.transport = static_cast<Transport>(std::min<std::uint64_t>(given->transport, 0xff));
   if (given->machine_file != nullptr) tuning.machine_file = given->machine_file;
   if (given->tuned_file != nullptr) tuning.tuned_file = given->tuned_file;
   return tuning;

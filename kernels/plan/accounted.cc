@@ -1,9 +1,12 @@
 #include "kernels/plan/accounted.h"
 
 #include <algorithm>
+#include <iterator>
 #include <limits>
 
+#include "kernels/comm/launch.h"
 #include "kernels/comm/units.h"
+#include "kernels/ops/ring/spec.h"
 #include "kernels/plan/experts.h"
 #include "kernels/plan/legal.h"
 #include "kernels/plan/model.h"
@@ -13,6 +16,11 @@ namespace mk::kernels::plan {
 namespace {
 
 constexpr std::uint32_t kKib = 1024;
+constexpr double kBytesOfGb = 1e9;
+
+std::uint32_t key_heads_of(const Problem& problem) {
+  return problem.heads.key_heads != 0 ? problem.heads.key_heads : problem.shape.n;
+}
 
 /// 0: the plan's own, on which all ranks agree. Of smaller ones each costs a command, of larger
 /// ones the first comes late.
@@ -39,6 +47,10 @@ Timeline Account::predict(const LaunchWork& work, Mode form) const {
   LaunchWork whole = work;
   whole.flops = std::max(whole.flops, least_compute_us * rates.flops_per_s / 1e6);
   Timeline time = plan::predict(whole, rates, form);
+  if (copies_us > 0) {
+    time.local += copies_us;
+    if (form == Mode::kUnfused) time.total += copies_us;
+  }
   time.passed = passed_us_per_byte * work.network_bytes;
   const double beside_network = std::max(0.0, time.passed - time.network);
   const double sums = sums_us_per_flop * work.flops;
@@ -56,7 +68,8 @@ Timeline Account::predict(const LaunchWork& work, Mode form) const {
     // What the soft edge adds: the first and last tiles beside nothing.
     time.last = legs - longest;
     time.sums = std::max(last_sums * sums, sums - legs);
-    time.total = legs + time.launch + time.sums;
+    time.wait = std::max(0.0, first_share * time.local - own_share * time.compute);
+    time.total = legs + time.launch + time.sums + time.wait;
   }
   const double begun =
       before_us_per_flop * work.flops + (form == Mode::kUnfused ? unfused_us : fused_us);
@@ -93,11 +106,31 @@ void add_expert_terms(const Problem& problem, const Machine& machine, const Cand
                                                       : std::numeric_limits<double>::infinity();
 }
 
+/// The copies of Ring Attention's engines.
+void add_engine_terms(const Problem& problem, const Machine& machine, const Candidate& candidate,
+                      bool local_told, Account& account) {
+  if (!candidate.engines) return;
+  constexpr double kCopies = 3;  // K, V and flags, of heads together, to a peer
+  const double units = double{1} * std::max(1u, problem.heads.batch) * key_heads_of(problem) /
+                       std::max(1u, candidate.heads_together);
+  const double peers = problem.locals - 1.0;
+  account.copies_us = kCopies * units * peers * machine.engine_each_us;
+  // Rows of 256 bytes that lie apart are as quick as bytes that follow each other.
+  const double of_link = (peers + 1) / peers;
+  if (!local_told) account.rates.local_bytes_per_s = of_link * machine.engine_gb_s * kBytesOfGb;
+  // The first items need all heads that come together, beside which they have their own keys.
+  const double items =
+      double{1} * std::max(1u, problem.heads.batch) * problem.shape.n *
+      div_up(div_up(problem.shape.m, problem.ranks()), ring_tile_queries(problem.shape.k));
+  account.first_share = 1 / units;
+  const double compute = std::max(1u, candidate.compute_blocks);
+  account.own_share = 1 / (std::max(1.0, items / compute) * problem.ranks());
+}
+
 }  // namespace
 
 Account account_of(const Problem& problem, const Machine& machine, const Candidate& candidate,
                    const MachineRates& told) {
-  constexpr double kBytesOfGb = 1e9;
   RankShare share{problem.locals, std::max(1u, candidate.compute_blocks), 0};
   Account account;
   if (machine.kind == MachineKind::kCpu) {
@@ -119,8 +152,9 @@ Account account_of(const Problem& problem, const Machine& machine, const Candida
     const double steps = problem.shape.k / 64.0 * machine.step_us_256;
     if (told.flops_per_s <= 0) account.rates.flops_per_s *= steps / (steps + machine.tile_us_256);
     add_expert_terms(problem, machine, candidate, told.local_bytes_per_s > 0, account);
-  } else if (told.flops_per_s <= 0) {
-    account.rates.flops_per_s *= machine.attention_share;
+  } else {
+    if (told.flops_per_s <= 0) account.rates.flops_per_s *= machine.attention_share;
+    add_engine_terms(problem, machine, candidate, told.local_bytes_per_s > 0, account);
   }
   // Each begins and ends like a gather.
   account.overlap = machine.overlap_ag;
@@ -142,17 +176,38 @@ constexpr std::uint32_t kExpertsReceive = 6;
 
 bool has_receivers(std::uint32_t nodes, std::uint32_t locals) { return nodes > 1 && locals > 1; }
 
+/// Copy engines, beside which only SMs share that no role could compute with.
+std::vector<AccountedGroups> engines_to_try(const Problem& problem, const Machine& machine) {
+  std::vector<AccountedGroups> engines;
+  const std::uint32_t share = blocks_of_rank(problem, machine);
+  AccountedGroups groups = problem.ranks_per_device > 1
+                               ? accounted_groups(problem.op, problem.nodes, problem.locals)
+                               : accounted_groups(problem.op, problem.nodes, problem.locals,
+                                                  share > kBlocksMax ? share - kBlocksMax : 1);
+  groups.engines = true;
+  const std::uint32_t key_heads = key_heads_of(problem);
+  for (groups.heads_together = 1; ring_heads_fit(key_heads, groups.heads_together);
+       groups.heads_together *= 2)
+    engines.push_back(groups);
+  return engines;
+}
+
 /// Several numbers of a whole GPU, the usual one first. Those of experts are among the ones that
 /// products have run with.
-std::vector<AccountedGroups> groups_to_try(const Problem& problem) {
+std::vector<AccountedGroups> groups_to_try(const Problem& problem, const Machine& machine) {
   std::vector<AccountedGroups> groups{accounted_groups(problem.op, problem.nodes, problem.locals)};
-  if (problem.ranks_per_device > 1) return groups;
   if (problem.op == Op::kRing) {
-    if (problem.ranks() == 1) return groups;
-    for (const std::uint32_t sms : {6u, 8u, 10u, 12u, 16u})
-      groups.push_back(accounted_groups(problem.op, problem.nodes, problem.locals, sms));
+    for (const std::uint32_t sms : {6u, 8u, 10u, 12u, 16u}) {
+      if (problem.ranks() > 1 && problem.ranks_per_device == 1)
+        groups.push_back(accounted_groups(problem.op, problem.nodes, problem.locals, sms));
+    }
+    // A caller that names engines wants them alone.
+    if (problem.named.engines.value_or(false)) groups.clear();
+    if (problem.named.engines.value_or(problem.ranks_per_device == 1) && check_key_engines(problem))
+      std::ranges::copy(engines_to_try(problem, machine), std::back_inserter(groups));
     return groups;
   }
+  if (problem.ranks_per_device > 1) return groups;
   const bool receives = problem.op == Op::kMoe && has_receivers(problem.nodes, problem.locals);
   for (const std::uint32_t stream : {12u, 18u, 24u, 36u, 48u, 60u, 72u}) {
     for (const std::uint32_t receive : {6u, 12u, 24u, 48u}) {
@@ -164,6 +219,12 @@ std::vector<AccountedGroups> groups_to_try(const Problem& problem) {
 }
 
 }  // namespace
+
+Status check_key_engines(const Problem& problem) {
+  Candidate candidate;
+  candidate.engines = true;
+  return work_by_plan(problem, MachineKind::kGpu, candidate).map([](const LaunchWork&) {});
+}
 
 AccountedGroups accounted_groups(Op op, std::uint32_t nodes, std::uint32_t locals,
                                  std::uint32_t sms) {
@@ -185,6 +246,8 @@ Candidate accounted_candidate(const Problem& problem, const AccountedGroups& gro
   };
   Candidate candidate;
   candidate.tiling = named.tiling;
+  candidate.engines = groups.engines;
+  candidate.heads_together = groups.heads_together;
   if (problem.nodes > 1) candidate.send_warpgroups = std::max(1u, named.send_warpgroups);
   candidate.receive_warpgroups = number(named.receive_warpgroups, groups.receive);
   const std::uint32_t stream = groups.stream == 0 ? 0 : groups.stream + watchers_of(problem);
@@ -204,7 +267,7 @@ AccountedGroups chosen_groups(const Problem& problem, const Machine& machine,
   AccountedGroups best;
   double least = std::numeric_limits<double>::infinity();
   const std::uint32_t most = std::max(1u, blocks_of_rank(problem, machine) / 2);
-  for (const AccountedGroups& groups : groups_to_try(problem)) {
+  for (const AccountedGroups& groups : groups_to_try(problem, machine)) {
     Candidate candidate = accounted_candidate(problem, groups);
     if (blocks_outside(problem, candidate) > most || !place_warpgroups(problem, machine, candidate))
       continue;
@@ -233,8 +296,10 @@ std::vector<Candidate> accounted_candidates(const Problem& problem, const Machin
     }
     return legal;
   }
-  std::vector<AccountedGroups> tried = groups_to_try(problem);
-  if (problem.named.stream_warpgroups != 0) tried.resize(1);
+  std::vector<AccountedGroups> tried = groups_to_try(problem, machine);
+  if (tried.empty()) return legal;
+  // A caller that names warpgroups wants them to share, unless it names copy engines, too.
+  if (problem.named.stream_warpgroups != 0 && !tried.front().engines) tried.resize(1);
   for (const AccountedGroups& groups : tried)
     add_if_legal(problem, machine, accounted_candidate(problem, groups), Mode::kFused, legal);
   // The unfused form has what the operator was made with, for fused launches.

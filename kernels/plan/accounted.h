@@ -18,6 +18,10 @@ struct Account {
   double unfused_us = 0;
   /// Of a GPU: how sharply the longest leg hides the others (overlapped_us), in place of steps.
   double overlap = 0;
+  // Ring Attention by copy engines.
+  double copies_us = 0;         ///< of all copies besides their bytes
+  double first_share = 0;       ///< of the bytes: without them no item ends
+  double own_share = 0;         ///< of computing: the first items' with the rank's own keys
   double least_compute_us = 0;  ///< experts' weights come from memory once
   // Of experts on a GPU (experts.h), in proportion to the launch's work.
   double before_us_per_flop = 0;
@@ -39,6 +43,9 @@ double link_bytes(const Problem& problem, const LaunchWork& work);
 struct AccountedGroups {
   std::uint32_t stream = 0;
   std::uint32_t receive = 0;
+  // Candidate's. Those that stream have nothing to bring then.
+  bool engines = false;
+  std::uint32_t heads_together = 0;
 };
 /// `sms`: those that Ring Attention's take in all.
 AccountedGroups accounted_groups(Op op, std::uint32_t nodes, std::uint32_t locals,
@@ -48,6 +55,9 @@ AccountedGroups accounted_groups(Op op, std::uint32_t nodes, std::uint32_t local
 /// GPU have those of accounted_groups().
 AccountedGroups chosen_groups(const Problem& problem, const Machine& machine,
                               const LaunchWork& work, const MachineRates& told = {});
+/// The reason if copy engines cannot bring keys in a GPU's launches of Ring Attention
+/// (kInvalidArgument).
+Status check_key_engines(const Problem& problem);
 /// What a fused launch with those groups runs as, which explain() prints and the operator's blocks
 /// are: with Ring Attention's watchers among those that stream, and with what fills the last SM up.
 Candidate accounted_candidate(const Problem& problem, const AccountedGroups& groups);

@@ -13,7 +13,7 @@ constexpr std::pair<Op, std::string_view> kOps[] = {
     {Op::kRing, "ring"},      {Op::kMoe, "moe"},        {Op::kCombine, "combine"}};
 
 auto fields(const Candidate& c) {
-  return std::tuple(c.form, c.sums, c.engines, c.tiling.tile_m, c.tiling.tile_n,
+  return std::tuple(c.form, c.sums, c.engines, c.heads_together, c.tiling.tile_m, c.tiling.tile_n,
                     c.tiling.chunk_bytes, c.tiling.banks, c.tiling.local_banks, c.tiling.exchange,
                     c.stream_warpgroups, c.receive_warpgroups, c.send_warpgroups, c.compute_blocks);
 }
@@ -52,6 +52,8 @@ std::string describe(const Problem& problem, const Candidate& candidate) {
   if (has_exchanges(problem))
     text += tiling.exchange == Exchange::kTwoShot ? ", two-shot exchange" : ", one-shot exchange";
   if (candidate.engines) text += ", copy engines share";
+  if (candidate.heads_together > 1)
+    text += fmt::format(" {} heads together", candidate.heads_together);
   if (candidate.sums == Sums::kOwn) text += ", math sums own tiles";
   if (candidate.sums == Sums::kOnce) text += ", own shard summed once";
   if (candidate.stream_warpgroups > 0)

@@ -38,6 +38,7 @@ struct Heads {
   std::uint32_t key_heads = 0;  ///< 0: as many as query heads
   std::uint32_t batch = 1;
   bool causal = false;
+  bool packed = false;  ///< sequences of different lengths, which the host does not know
 };
 /// MoE Dispatch's and GEMM+Combine's.
 struct Experts {
@@ -87,7 +88,10 @@ constexpr bool has_exchanges(const Problem& problem) {
 struct Candidate {
   Mode form = Mode::kFused;  ///< kFused or kUnfused
   Sums sums = Sums::kWarpgroups;
-  bool engines = false;  ///< AllGather+GEMM: copy engines bring a rank's rows to its peers
+  /// AllGather+GEMM, Ring Attention: copy engines bring a rank's rows to its peers.
+  bool engines = false;
+  /// Then, of Ring Attention, RingAttentionGeometry::heads_together; else 0.
+  std::uint32_t heads_together = 0;
   /// tile_m, tile_n and chunk_bytes are named; banks: 0 for the default. The exchange is named
   /// where it has_exchanges(); a CPU's, and a tuned choice's that is not, is one-shot.
   Tiling tiling;

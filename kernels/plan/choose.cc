@@ -4,6 +4,7 @@
 #include <cmath>
 #include <optional>
 
+#include "kernels/plan/accounted.h"
 #include "kernels/plan/cluster.h"
 #include "kernels/plan/legal.h"
 #include "shm/host/result.h"
@@ -112,15 +113,31 @@ std::string terms_text(const Timeline& time) {
     const char* name;
     double us;
   };
-  const Term terms[] = {{"compute", time.compute},    {"NVLink", time.local},
-                        {"passed on", time.passed},   {"network", time.network},
-                        {"network waits", time.wait}, {"sums left", time.sums},
-                        {"last tiles", time.last},    {"launch", time.launch}};
+  const Term terms[] = {{"compute", time.compute},  {"NVLink", time.local},
+                        {"passed on", time.passed}, {"network", time.network},
+                        {"waits", time.wait},       {"sums left", time.sums},
+                        {"last tiles", time.last},  {"launch", time.launch}};
   std::string text;
   for (const Term& term : terms) {
     if (term.us > 0) text += fmt::format("  {:<14}{:>10.1f} us\n", term.name, term.us);
   }
   return text;
+}
+
+/// The reason if copy engines are none of the kinds in Ring Attention on a GPU.
+std::string no_engines_text(const Problem& problem, const Machine& machine) {
+  if (problem.op != Op::kRing || machine.kind != MachineKind::kGpu || problem.ranks() == 1)
+    return {};
+  const Status possible = check_key_engines(problem);
+  std::string why;
+  if (!possible) {
+    why = possible.error().message;
+  } else if (!problem.named.engines.value_or(true)) {
+    why = "warpgroups are named";
+  } else if (problem.ranks_per_device > 1 && !problem.named.engines) {
+    why = "ranks share a GPU";
+  }
+  return why.empty() ? why : fmt::format("  no copy engines: {}\n", why);
 }
 
 }  // namespace
@@ -176,7 +193,7 @@ Result<std::string> explain(const Problem& problem, const Machine& machine, cons
     text += fmt::format("  {:<17}{:>10.1f} us  {:+6.1f}%  {}\n", kind.text, total,
                         (total / choice.time.total - 1) * 100, describe(problem, *best));
   }
-  return text;
+  return text + no_engines_text(problem, machine);
 }
 
 }  // namespace mk::kernels::plan

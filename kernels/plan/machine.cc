@@ -43,6 +43,7 @@ constexpr Number kGpuNumbers[] = {
     {"copy_beside_share", &Machine::copy_beside_share},
     {"engine_gb_s", &Machine::engine_gb_s},
     {"engine_copy_us", &Machine::engine_copy_us},
+    {"engine_each_us", &Machine::engine_each_us},
     {"hbm_gb_s", &Machine::hbm_gb_s},
     {"sum_gb_s", &Machine::sum_gb_s},
     {"sum_out_gb_s", &Machine::sum_out_gb_s},

@@ -49,7 +49,8 @@ struct Machine {
   double many_parts_share = 0;   ///< of the copies' time, where chunks have many parts
   double copy_beside_share = 0;  ///< of the shorter of product and copies that the product feels
   double engine_gb_s = 0;        ///< copy engines
-  double engine_copy_us = 0;     ///< of each of their copies besides its bytes
+  double engine_copy_us = 0;     ///< of each peer's copies of rows besides their bytes
+  double engine_each_us = 0;     ///< of each copy among many that follow each other
 
   // Sums.
   double hbm_gb_s = 0;            ///< that sums read and write when no product runs beside them

@@ -22,7 +22,8 @@ std::uint32_t expert_rows(const Problem& problem) {
 }
 
 Result<RingAttentionPlan> ring_plan(const Problem& problem, MachineKind kind,
-                                    const Tiling& tiling) {
+                                    const Candidate& candidate) {
+  const Tiling& tiling = candidate.tiling;
   RingAttentionShape shape;
   shape.seq_max = problem.shape.m;
   shape.query_heads = problem.shape.n;
@@ -31,6 +32,7 @@ Result<RingAttentionPlan> ring_plan(const Problem& problem, MachineKind kind,
   shape.causal = problem.heads.causal;
   shape.batch = std::max(1u, problem.heads.batch);
   shape.dtype = problem.dtype;
+  shape.sequences_max = problem.heads.packed ? 1 : 0;
   RingAttentionTiling tiles;
   if (kind == MachineKind::kGpu) {
     tiles = ring_attention_cuda_tiling(shape);
@@ -40,6 +42,8 @@ Result<RingAttentionPlan> ring_plan(const Problem& problem, MachineKind kind,
   }
   tiles.chunk_bytes = tiling.chunk_bytes;
   tiles.banks = tiling.banks;
+  tiles.engines = candidate.engines;
+  tiles.heads_together = candidate.heads_together;
   return RingAttentionPlan::make(problem.nodes, problem.locals, shape, tiles);
 }
 
@@ -88,7 +92,7 @@ auto with_plan(const Problem& problem, MachineKind kind, const Candidate& candid
                                   problem.result),
                  [&](const GemmArPlan& plan) { return plan.work(world, shape.m, shape.k); });
     case Op::kRing:
-      return use(ring_plan(problem, kind, tiling),
+      return use(ring_plan(problem, kind, candidate),
                  [&](const RingAttentionPlan& plan) { return plan.work(world, shape.m); });
     case Op::kMoe:
       return use(moe_plan(problem, kind, tiling), [&](const MoeDispatchPlan& plan) {
@@ -144,7 +148,7 @@ Result<OrderNumbers> order_numbers(const Problem& problem, MachineKind kind,
   const std::uint32_t tokens = tokens_of_rank(problem);
   OrderNumbers numbers;
   if (problem.op == Op::kRing) {
-    MK_ASSIGN_OR_RETURN(const RingAttentionPlan plan, ring_plan(problem, kind, candidate.tiling));
+    MK_ASSIGN_OR_RETURN(const RingAttentionPlan plan, ring_plan(problem, kind, candidate));
     const RingAttentionSchedule schedule(plan, world, problem.shape.m, Mode::kFused);
     numbers.chunks = schedule.gather().chunks(schedule.gathered_rows(0)) - 1;
   } else if (problem.op == Op::kMoe) {

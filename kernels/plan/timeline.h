@@ -16,7 +16,7 @@ struct Timeline {
   double local = 0;    ///< NVLink: rows, or partial tiles and results; a CPU's copies and sums
   double passed = 0;   ///< rows from other nodes to the node's others
   double network = 0;  ///< the rail, and copies for it
-  double wait = 0;     ///< of the rail, for sums that are not there yet
+  double wait = 0;     ///< of the rail, for sums that are not there yet; for the first keys
   double sums = 0;     ///< what is left to sum when all tiles are computed
   double last = 0;     ///< tiles left when the last rows have come; a step of what overlaps
   double total = 0;

@@ -296,26 +296,26 @@ TEST_F(ClientGpu, ProcessesOverADaemonOfItsOwn) {
 Work many_rows() { return {.op = "ag-gemm", .m = 16384, .n = 1024, .k = 1024}; }
 
 // Into memory of other processes, which the daemon has handed on.
-TEST_F(ClientGpu, ProcessesShareManyRowsByDmaEngines) {
-  Work work = many_rows();
+TEST_F(ClientGpu, ProcessesShareManyRowsAndKeysByDmaEngines) {
   for (const std::uint32_t locals : {2u, 4u}) {
     if (static_cast<int>(locals) > devices_here()) continue;
     SCOPED_TRACE(locals);
+    const Work rows = many_rows();
     const kernels::plan::Problem problem{
-        .locals = locals, .shape = {work.m, work.n, work.k}, .named = {}};
+        .locals = locals, .shape = {rows.m, rows.n, rows.k}, .named = {}};
     const auto choice =
         kernels::plan::choose(problem, kernels::plan::shipped_machine("H100").value());
     ASSERT_TRUE(choice && choice->candidate.engines);
     const Daemons daemons(1);
-    work.launches = 4;
-    work.pace = Pace::kOneByOne;
-    expect_right(daemons, locals, "by_dma", work);
-    work.launches = 20;
-    work.pace = Pace::kReplayed;
-    expect_right(daemons, locals, "replayed", work);
-    work.launches = 300;
-    work.pace = Pace::kInARow;
-    expect_right(daemons, locals, "in_a_row", work);
+    for (Work work : {rows, Work{.op = "ring-engines", .m = 3000}}) {
+      expect_right(daemons, locals, work.op + "_by_dma", work);
+      work.launches = 20;
+      work.pace = Pace::kReplayed;
+      expect_right(daemons, locals, work.op + "_replayed", work);
+      work.launches = 300;
+      work.pace = Pace::kInARow;
+      expect_right(daemons, locals, work.op + "_in_a_row", work);
+    }
   }
 }
 

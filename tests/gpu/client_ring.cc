@@ -215,6 +215,7 @@ Result<RingAttention> create_ring(Session& session, const RankSequences& sequenc
   RingAttention::Tuning tuning;
   tuning.executor = Executor::kCuda;
   tuning.wait_timeout = wait_timeout;
+  tuning.transport = sequences.transport();
   return RingAttention::create(session, sequences.shape(), tuning);
 }
 

@@ -17,7 +17,8 @@ namespace mk {
 
 /// One rank's rows of Q, K, V, O and LSE; and those of all ranks, which it draws itself to deal out
 /// and to judge by. Work::op "ring": causal, two sequences, [B,S,H,D]; "ring-open": no mask,
-/// [B,H,S,D]; "ring-f16": the same of f16; "ring-packed": causal, sequences of different lengths
+/// [B,H,S,D]; "ring-f16": the same of f16; "ring-engines": as "ring", by copy engines;
+/// "ring-packed": causal, sequences of different lengths
 /// (`lengths`), whose starts are written on the stream right before a launch. Work::m is the
 /// longest sequence; of packed ones all their rows.
 class RankSequences {
@@ -27,6 +28,9 @@ class RankSequences {
   /// One row for each part.
   std::uint32_t least() const { return at_.world * (shape_.causal ? 2 : 1); }
   const RingAttention::Shape& shape() const { return shape_; }
+  Transport transport() const {
+    return work_.op == "ring-engines" ? Transport::kEngines : Transport::kAuto;
+  }
   /// Fresh inputs of all ranks, and NaN into the output.
   void draw(std::uint64_t launch, cudaStream_t stream);
   /// Deals out this rank's rows of a sequence of `seq`, on the stream, and launches behind that.

@@ -6,6 +6,8 @@
 #include <optional>
 #include <vector>
 
+#include "kernels/cuda/host/operator_frame.h"
+#include "kernels/cuda/host/planned.h"
 #include "kernels/ops/ring/sm90.h"
 #include "tests/gpu/bench_world.h"
 #include "tests/gpu/partial_attention.h"
@@ -37,10 +39,16 @@ class Ring {
     shape.dtype = from.dtype == 0 ? kernels::DType::kBf16 : kernels::DType::kF16;
     shape.batch = from.batch;
     seq_ = from.seq;
-    MK_ASSIGN_OR_RETURN(const auto plan, kernels::RingAttentionPlan::make(
-                                             world.nodes, world.locals, shape,
-                                             kernels::ring_attention_cuda_tiling(shape)));
     kernels::CudaOptions options;
+    if (from.transport != 0) options.dma = from.transport == 1;
+    current(0);
+    MK_ASSIGN_OR_RETURN(const auto job, kernels::cuda::job_plan_of(options));
+    MK_ASSIGN_OR_RETURN(auto tiling,
+                        kernels::cuda::planned_ring_tiling(world.nodes, world.locals, shape,
+                                                           job->machine.sms, *job, options));
+    if (tiling.engines && from.heads_together != 0) tiling.heads_together = from.heads_together;
+    MK_ASSIGN_OR_RETURN(const auto plan,
+                        kernels::RingAttentionPlan::make(world.nodes, world.locals, shape, tiling));
     options.stream_groups = kernels::Warpgroups{from.stream_groups};
     memory_.emplace(world, plan.workspace_bytes, plan.flag_count());
     for (std::uint32_t r = 0; r < world.size(); ++r) {
@@ -96,6 +104,11 @@ void* mk_ring_create(void* world, const MkRingShape* shape) {
 }
 void mk_ring_destroy(void* ring) { delete static_cast<Ring*>(ring); }
 int mk_ring_tile_keys(void* ring) { return ring_of(ring).ops[0]->tile_keys(); }
+int mk_ring_engines(void* ring, std::uint32_t* heads_together) {
+  const auto& op = *ring_of(ring).ops[0];
+  *heads_together = op.plan().heads_together;
+  return op.shares_by_dma() ? 1 : 0;
+}
 void mk_ring_blocks(void* ring, std::uint32_t* compute, std::uint32_t* others) {
   constexpr std::uint32_t kMultiprocessors = 132;
   *compute = ring_of(ring).ops[0]->blocks().compute;

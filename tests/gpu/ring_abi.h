@@ -13,12 +13,17 @@ struct MkRingShape {
   std::uint32_t batch, query_heads, key_heads, head_dim, causal;
   std::uint64_t seq;
   std::uint32_t stream_groups;  ///< CudaOptions
+  /// Keys come within a node by: 0: the planner's choice, 1: copy engines, 2: groups. Engines have
+  /// `heads_together`, 0: chosen.
+  std::uint32_t transport, heads_together;
 };
 
 /// The operator of every rank for launches of shape.seq rows; null: mk_world_error().
 void* mk_ring_create(void* world, const MkRingShape* shape);
 void mk_ring_destroy(void* ring);
 int mk_ring_tile_keys(void* ring);
+/// 1: copy engines bring keys, of so many heads together.
+int mk_ring_engines(void* ring, std::uint32_t* heads_together);
 /// SMs of a rank that compute, and those that do not.
 void mk_ring_blocks(void* ring, std::uint32_t* compute, std::uint32_t* others);
 

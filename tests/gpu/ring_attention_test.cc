@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -23,7 +24,52 @@ using kernels::RingAttentionShape;
 using testing::HasSubstr;
 using namespace std::chrono_literals;
 
-using RingAttentionOnGpus = RingOnGpus;
+class RingAttentionOnGpus : public RingOnGpus {
+ protected:
+  std::uint32_t length_from(std::uint32_t least, std::uint32_t most) {
+    return static_cast<std::uint32_t>(least + random_() % (most - least + 1));
+  }
+  /// On the streams, one after the other, of any lengths up to `last`, which is that of the last
+  /// one: its results are judged.
+  void many_launches(RingRanks& ranks, int count, std::uint32_t last) {
+    const std::uint32_t least = ranks.plan().parts();
+    RingInputs inputs;
+    inputs.seed = fresh_seed();
+    ranks.fill(last, inputs);
+    for (int i = 0; i < count; ++i) {
+      const std::uint32_t seq = i == count - 1 ? last : length_from(least, last);
+      for (std::uint32_t r = 0; r < ranks.world(); ++r) {
+        ranks.make_current(r);
+        const Status launched = ranks.launch_of(r, seq, Mode::kFused);
+        ASSERT_TRUE(launched) << launched.error().message;
+      }
+    }
+    finish_all(ranks);
+    if (!HasFatalFailure()) judge(ranks);
+  }
+  void replay_with_changing_inputs(const RingSetup& with, std::uint32_t seq) {
+    RingRanks ranks(with);
+    RingInputs inputs;
+    ranks.fill(seq, inputs);
+    Graphs graphs;
+    const Status captured =
+        graphs.capture_all(ranks, [&](std::uint32_t r) { return ranks.launch(r); });
+    ASSERT_TRUE(captured) << captured.error().message;
+    for (int replay = 0; replay < 40; ++replay) {
+      SCOPED_TRACE("replay " + std::to_string(replay));
+      inputs.seed = fresh_seed();
+      ranks.fill(seq, inputs);
+      graphs.replay_all(ranks);
+      for (std::uint32_t r = 0; r < ranks.world(); ++r) {
+        auto stats = ranks.op(r).finish(ranks.stream(r));
+        ASSERT_TRUE(stats) << stats.error().message;
+        ASSERT_EQ(stats->epoch, static_cast<std::uint32_t>(replay + 1));
+      }
+      judge(ranks);
+      if (HasFatalFailure()) return;
+    }
+  }
+};
 
 TEST_P(RingAttentionOnGpus, EveryElementOfManyShapes) {
   struct Case {
@@ -105,6 +151,80 @@ TEST_P(RingAttentionOnGpus, WindowsOfHeads) {
   }
 }
 
+/// With keys of so many heads together, brought by copy engines, or by groups where a rank's are
+/// none. Launches without a pause and of changing lengths share the one bank; the last is judged.
+TEST_P(RingAttentionOnGpus, KeysByCopyEngines) {
+  if (GetParam().nodes > 1 || GetParam().locals == 1)
+    GTEST_SKIP() << "needs a node of several ranks";
+  struct Case {
+    RingAttentionShape shape;
+    std::uint32_t together;
+    HeadLayout layout;
+    std::uint32_t gap;
+    std::optional<bool> dma;
+  };
+  const DType bf16 = DType::kBf16;
+  const auto rows = HeadLayout::kRowsFirst;
+  const auto heads = HeadLayout::kHeadsFirst;
+  for (const Case& one : {Case{{1024, 4, 4, 128, false, bf16, 2}, 4, rows, 0, true},
+                          Case{{1000, 8, 1, 128, true, bf16, 2}, 1, rows, 8, true},
+                          Case{{777, 8, 4, 64, true, bf16, 1}, 2, heads, 0, true},
+                          Case{{777, 8, 4, 64, true, bf16, 1}, 1, heads, 0, true},
+                          Case{{1537, 16, 2, 64, false, bf16, 3}, 2, rows, 24, true},
+                          Case{{900, 6, 6, 128, true, bf16, 1}, 2, rows, 0, false},
+                          Case{{900, 4, 4, 128, true, bf16, 1}, 4, heads, 0, false}}) {
+    SCOPED_TRACE(std::to_string(one.together) + " together");
+    RingSetup with = setup(one.shape);
+    with.engines_together = one.together;
+    with.layout = one.layout;
+    with.gap = one.gap;
+    with.options.dma = one.dma;
+    RingRanks ranks(with);
+    ASSERT_EQ(ranks.op(0).shares_by_dma(), *one.dma);
+    const auto most = static_cast<std::uint32_t>(one.shape.seq_max);
+    const std::uint32_t least = ranks.plan().parts();
+    check(ranks, most, Mode::kFused);
+    check(ranks, most, Mode::kUnfused);
+    check(ranks, least, Mode::kFused);
+    for (int i = 0; i < 3 && !HasFatalFailure(); ++i)
+      check(ranks, length_from(least, most), Mode::kFused);
+    many_launches(ranks, 60, most);
+    if (HasFatalFailure()) return;
+  }
+}
+
+TEST_P(RingAttentionOnGpus, AGraphOfCopyEnginesReplayed) {
+  if (GetParam().nodes > 1 || GetParam().locals == 1)
+    GTEST_SKIP() << "needs a node of several ranks";
+  RingSetup with = setup({900, 4, 4, 128, true});
+  with.engines_together = 2;
+  with.options.dma = true;
+  replay_with_changing_inputs(with, 900);
+}
+
+/// A rank whose engines wait for one that is missing: all of it ends, and the GPU is as usable as
+/// before.
+TEST_P(RingAttentionOnGpus, AMissingRankEndsCopyEngines) {
+  if (GetParam().nodes > 1 || GetParam().locals == 1)
+    GTEST_SKIP() << "needs a node of several ranks";
+  RingSetup with = setup({600, 4, 2, 128, true});
+  with.engines_together = 1;
+  with.options.dma = true;
+  with.options.wait_timeout = 200ms;
+  {
+    RingRanks ranks(with);
+    check(ranks, 600, Mode::kFused);
+    const std::uint32_t missing = ranks.world() - 1;
+    for (std::uint32_t r = 0; r < missing; ++r) ASSERT_TRUE(ranks.launch(r));
+    for (std::uint32_t r = 0; r < missing; ++r) ASSERT_FALSE(ranks.finish(r));
+    ASSERT_TRUE(ranks.launch(missing));
+    (void)ranks.finish(missing);
+  }
+  with.options.wait_timeout = 30s;
+  RingRanks fresh(with);
+  check(fresh, 600, Mode::kFused);
+}
+
 /// Zero times Inf is NaN in the tensor cores: what a row must not see must not reach it.
 TEST_P(RingAttentionOnGpus, InfAndNanBehindTheMaskChangeNothing) {
   RingRanks ranks(setup({1100, 4, 2, 128, true}));
@@ -164,49 +284,13 @@ TEST_P(RingAttentionOnGpus, SameBitsInEveryRun) {
 TEST_P(RingAttentionOnGpus, ManyLaunchesWithoutAPause) {
   for (const std::uint32_t dim : {128u, 64u}) {
     RingRanks ranks(setup({700, 4, 2, dim, true}));
-    const std::uint32_t least = ranks.plan().parts();
-    for (int round = 0; round < 3 && !HasFatalFailure(); ++round) {
-      const auto last = static_cast<std::uint32_t>(least + random_() % (700 - least));
-      RingInputs inputs;
-      inputs.seed = fresh_seed();
-      ranks.fill(last, inputs);
-      for (int i = 0; i < 100; ++i) {
-        const auto seq =
-            i == 99 ? last : static_cast<std::uint32_t>(least + random_() % (last - least + 1));
-        for (std::uint32_t r = 0; r < ranks.world(); ++r) {
-          ranks.make_current(r);
-          const Status launched = ranks.launch_of(r, seq, Mode::kFused);
-          ASSERT_TRUE(launched) << launched.error().message;
-        }
-      }
-      finish_all(ranks);
-      if (!HasFatalFailure()) judge(ranks);
-    }
+    for (int round = 0; round < 3 && !HasFatalFailure(); ++round)
+      many_launches(ranks, 100, length_from(ranks.plan().parts(), 699));
   }
 }
 
 TEST_P(RingAttentionOnGpus, AGraphReplayedWithChangingInputs) {
-  constexpr std::uint32_t kSeq = 900;
-  RingRanks ranks(setup({kSeq, 4, 4, 128, true}));
-  RingInputs inputs;
-  ranks.fill(kSeq, inputs);
-  Graphs graphs;
-  const Status captured =
-      graphs.capture_all(ranks, [&](std::uint32_t r) { return ranks.launch(r); });
-  ASSERT_TRUE(captured) << captured.error().message;
-  for (int replay = 0; replay < 40; ++replay) {
-    SCOPED_TRACE("replay " + std::to_string(replay));
-    inputs.seed = fresh_seed();
-    ranks.fill(kSeq, inputs);
-    graphs.replay_all(ranks);
-    for (std::uint32_t r = 0; r < ranks.world(); ++r) {
-      auto stats = ranks.op(r).finish(ranks.stream(r));
-      ASSERT_TRUE(stats) << stats.error().message;
-      ASSERT_EQ(stats->epoch, static_cast<std::uint32_t>(replay + 1));
-    }
-    judge(ranks);
-    if (HasFatalFailure()) return;
-  }
+  replay_with_changing_inputs(setup({900, 4, 4, 128, true}), 900);
 }
 
 TEST_P(RingAttentionOnGpus, AMissingRankEndsTheLaunchWithinTheDeadline) {

@@ -2,12 +2,15 @@
 """Ring Attention on GPUs against what PyTorch, NCCL and FlashAttention-3 make of it, interleaved in one run.
 
     ring_bench.py --library libring_abi.so --nodes 1 --locals 2 [--set paper|causal|heads|d64|batch|long]...
-                  [--only TEXT] [--up-to ROWS] [--trace] [--streams G,G,...] [--link-bandwidth 50GB/s] [--seconds S] [--json FILE]
+                  [--only TEXT] [--up-to ROWS] [--trace] [--streams G,G,...] [--transports chosen,engines,engines4,warpgroups]
+                  [--link-bandwidth 50GB/s] [--seconds S] [--json FILE]
 
 One GPU a rank. Needs PyTorch, and FlashAttention-3 (PyPI fa3-fwd). The work of one launch of all ranks is held until
 all of it is queued, and a launch takes as long as its slowest rank. The sides:
 
   fused          Ring Attention; fused_gN: with N warpgroups that share rows (--streams)
+  fused_engines, fused_warpgroups   by copy engines or by warpgroups within the node, whatever the planner chooses
+                 (--transports); fused_enginesN: of N key heads together
   unfused        its own unfused form
   core_*         a rank's queries over all keys, which are there: ours, fa3, cudnn (without a mask)
   gather         K and V of all ranks to every rank: NCCL's all-gather; under a mask its sends and receives, so that rows
@@ -85,7 +88,7 @@ def cases_of(which):
 class Ranks:
     """The tensors of all ranks, and the sides that compute them."""
 
-    def __init__(self, world, case, streams, kept):
+    def __init__(self, world, case, streams, transports, kept):
         self.world, self.case, self.kept = world, case, kept
         size = world.size
         self.rows = case.seq // size
@@ -99,6 +102,10 @@ class Ranks:
         self.lse = [torch.empty(case.batch, case.query_heads, self.rows, device=f"cuda:{r}") for r in ranks]
         self.other_o = [torch.empty_like(q) for q in self.q]
         self.rings = {f"fused_g{g}" if g else "fused": self.make_ring(g) for g in streams}
+        for name in transports:
+            transport = 2 if name == "warpgroups" else 1
+            together = int(name.removeprefix("engines") or 0) if transport == 1 else 0
+            self.rings[f"fused_{name}"] = self.make_ring(0, transport, together)
         self.ring = next(iter(self.rings.values()))
         self.shards = Shards(world, case, self.k, self.v, kept)
         self.part, self.parts_each, self.positions = self.shards.part, self.shards.parts_each, self.shards.positions
@@ -113,9 +120,10 @@ class Ranks:
 
     # What each rank has.
 
-    def make_ring(self, groups):
+    def make_ring(self, groups, transport=0, together=0):
         case = self.case
-        shape = Shape(0, case.batch, case.query_heads, case.key_heads, case.dim, int(case.causal), case.seq, groups)
+        shape = Shape(0, case.batch, case.query_heads, case.key_heads, case.dim, int(case.causal), case.seq, groups, transport,
+                      together)
         ring = self.world.c.mk_ring_create(self.world.handle, ctypes.byref(shape))
         self.world.require(not ring)
         self.kept.callback(self.world.c.mk_ring_destroy, ring)
@@ -271,16 +279,25 @@ class Ranks:
                 whole[first:first + self.part] = tensors[origin][batch, row:row + self.part, head].to(whole.device)
         return whole
 
+    def transport(self):
+        """The planner's choice within the node. 0: warpgroups; else engines, with so many heads together."""
+        together = ctypes.c_uint32()
+        return together.value if self.world.c.mk_ring_engines(self.ring, ctypes.byref(together)) else 0
+
     def judge(self):
-        """The worst |error| of the fused form over its bound; its counters."""
+        """The worst |error| of the fused form, however its keys come, over its bound; its counters."""
+        judged = [self.judge_side(name, ring) for name, ring in self.rings.items() if not name.startswith("fused_g")]
+        return max(worst for worst, _ in judged), judged[0][1]
+
+    def judge_side(self, name, ring):
         case, world = self.case, self.world
         for r in range(world.size):
             self.o[r].fill_(float("nan"))
             self.lse[r].fill_(float("nan"))
             torch.cuda.synchronize(r)
-        world.time(self.sides["fused"])
+        world.time(self.sides[name])
         stats = (Stats * world.size)()
-        world.require(world.c.mk_ring_finish(self.ring, stats))
+        world.require(world.c.mk_ring_finish(ring, stats))
         key_tiles = case.seq / world.c.mk_ring_tile_keys(self.ring) + 2 * world.size + 2
         worst = 0.0
         for r in range(world.size):
@@ -383,15 +400,15 @@ def row_of(world, ranks, times, link_bytes_per_us):
     return row
 
 
-def measure(world, case, kept, streams, seconds, link_bytes_per_us, traced):
-    ranks = Ranks(world, case, streams, kept)
+def measure(world, case, kept, streams, transports, seconds, link_bytes_per_us, traced):
+    ranks = Ranks(world, case, streams, transports, kept)
     times = ranks.time(seconds)
     row = row_of(world, ranks, times, link_bytes_per_us)
     worst, stats = ranks.judge()
     compute, others = ctypes.c_uint32(), ctypes.c_uint32()
     world.c.mk_ring_blocks(ranks.ring, ctypes.byref(compute), ctypes.byref(others))
     slowest = max(stats, key=lambda one: one.total_ns)
-    row.update(worst_over_bound=worst, compute_sms=compute.value, other_sms=others.value,
+    row.update(worst_over_bound=worst, heads_by_engines=ranks.transport(), compute_sms=compute.value, other_sms=others.value,
                launch=dict(total_us=slowest.total_ns / 1e3, compute_end_us=slowest.compute_end_ns / 1e3,
                            share_end_us=slowest.share_end_ns / 1e3, waits=slowest.waits,
                            wait_us_per_sm=slowest.wait_ns / 1e3 / compute.value))
@@ -409,7 +426,8 @@ def text_of(row):
     sides = " ".join(f"{name} {value:.0f}" for name, value in us.items())
     gain = f" | {row['speedup_over_the_fastest']:.2f}x" if "speedup" in row else ""
     differ = " ".join(f"{name} {value:.1e}" for name, value in row.get("baselines_differ_by", {}).items())
-    return (f"{row['case']:38} | {sides} | {row['tflops_per_rank']:.0f} TF, {row['of_bound']:.3f} of bound{gain} | worst "
+    by = f"engines{row['heads_by_engines']}" if row["heads_by_engines"] else "warpgroups"
+    return (f"{row['case']:38} | {by} | {sides} | {row['tflops_per_rank']:.0f} TF, {row['of_bound']:.3f} of bound{gain} | worst "
             f"{row['worst_over_bound']:.2f} | wait {row['launch']['wait_us_per_sm']:.0f} us/SM, share end "
             f"{row['launch']['share_end_us']:.0f} | differ {differ}")
 
@@ -417,15 +435,18 @@ def text_of(row):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     world_bench.add_options(parser, ["paper", "causal", "heads", "d64", "batch", "long"], up_to="rows of the sequence", streams="share rows")
+    parser.add_argument("--transports", default="chosen", help="chosen, engines, enginesN (N heads together), warpgroups: as many as wanted")
     parser.add_argument("--trace", action="store_true", help="into the JSON: when SMs compute and wait")
     arguments = parser.parse_args()
     world = World(arguments.library, arguments.nodes, arguments.locals, arguments.link_bandwidth, FUNCTIONS)
     import fa3_fwd._C  # noqa: F401, PLC0415 - it wants CUDA, which the world must see first
 
     streams, link = world_bench.streams_of(arguments), world_bench.link_bytes_per_us(arguments)
+    transports = [one for one in arguments.transports.split(",") if one != "chosen"]
     cases = (case for which in arguments.set or ["paper"] for case in cases_of(which) if case.seq <= arguments.up_to)
     world_bench.run(arguments, cases, text_of=text_of, machine=attention_bench.machine,
-                    measure=lambda case, kept: measure(world, case, kept, streams, arguments.seconds, link, arguments.trace),
+                    measure=lambda case, kept: measure(world, case, kept, streams, transports, arguments.seconds, link,
+                                                       arguments.trace),
                     right=lambda row: row["worst_over_bound"] <= 1)
 
 

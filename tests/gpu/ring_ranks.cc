@@ -24,6 +24,8 @@ RingRanks::RingRanks(const RingSetup& setup) : setup_(setup), ranks_(setup.world
   if (setup.chunk_bytes != 0) tiling.chunk_bytes = setup.chunk_bytes;
   if (setup.banks != 0) tiling.banks = setup.banks;
   tiling.window_pairs = setup.window_pairs;
+  tiling.engines = setup.engines_together != 0;
+  tiling.heads_together = setup.engines_together;
   plan_ = or_exit(kernels::RingAttentionPlan::make(setup.nodes, setup.locals, setup.shape, tiling));
   const std::size_t dim_bytes = plan_.head_dim * 2;
   const auto bytes_of = [&](std::size_t rows, std::size_t heads) {

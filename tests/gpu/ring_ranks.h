@@ -28,6 +28,9 @@ struct RingSetup {
   std::uint32_t chunk_bytes = 0;   ///< 0: the plan's
   std::uint32_t banks = 0;         ///< likewise
   std::uint32_t window_pairs = 0;  ///< likewise
+  /// Copy engines bring keys within a node, with so many heads together; 0: groups do. The options'
+  /// `dma` says so of each rank.
+  std::uint32_t engines_together = 0;
   HeadLayout layout = HeadLayout::kRowsFirst;
   std::uint32_t gap = 0;  ///< elements (a multiple of 8) between the rows of kRowsFirst
   kernels::CudaOptions options;

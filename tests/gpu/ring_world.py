@@ -5,7 +5,8 @@ import ctypes
 class Shape(ctypes.Structure):
     _fields_ = ([("dtype", ctypes.c_int)]
                 + [(name, ctypes.c_uint32) for name in ("batch", "query_heads", "key_heads", "head_dim", "causal")]
-                + [("seq", ctypes.c_uint64), ("stream_groups", ctypes.c_uint32)])
+                + [("seq", ctypes.c_uint64)]
+                + [(name, ctypes.c_uint32) for name in ("stream_groups", "transport", "heads_together")])
 
 
 class Tensors(ctypes.Structure):
@@ -29,6 +30,7 @@ POINTER, U32 = ctypes.c_void_p, ctypes.c_uint32
 FUNCTIONS = {
     "mk_ring_create": (POINTER, [POINTER, ctypes.POINTER(Shape)]), "mk_ring_destroy": (None, [POINTER]),
     "mk_ring_tile_keys": (ctypes.c_int, [POINTER]),
+    "mk_ring_engines": (ctypes.c_int, [POINTER, ctypes.POINTER(U32)]),
     "mk_ring_blocks": (None, [POINTER, ctypes.POINTER(U32), ctypes.POINTER(U32)]),
     "mk_ring_launch": (ctypes.c_int, [POINTER, ctypes.POINTER(Tensors), ctypes.c_int]),
     "mk_ring_finish": (ctypes.c_int, [POINTER, ctypes.POINTER(Stats)]), "mk_ring_set_trace": (None, [POINTER, ctypes.c_int]),

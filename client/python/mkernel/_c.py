@@ -88,6 +88,7 @@ class Tuning(_Sized):
         ("tuned_file", c_char_p),
         ("exchange", c_uint32),
         ("partition", c_uint64),
+        ("transport", c_uint64),
     ]
 
 

@@ -2,7 +2,6 @@
 /// The three products over all ranks on a GPU: the plan on which all ranks agree, and launches.
 
 #include <memory>
-#include <span>
 #include <string_view>
 #include <utility>
 
@@ -15,26 +14,6 @@
 
 namespace mk {
 namespace {
-
-/// What all ranks plan by: collective.
-Result<AgreedPlan> agree_device_plan(Session::Impl& session, const DeviceShape& shape,
-                                     const Tuning& tuning) {
-  // How long a rank without files waits for the others to hear of it.
-  constexpr std::chrono::milliseconds kRefusalTimeout{1};
-  const AttachOptions& options = session.options();
-  PlanExchange ranks;
-  ranks.is_first = options.node_rank == 0 && options.local_rank == 0;
-  ranks.exchange = [&](std::string_view kind, std::span<const std::byte> blob, bool refuses) {
-    return session.exchange(session.next_operator_tag(kind), blob,
-                            refuses ? kRefusalTimeout : options.timeout);
-  };
-  return agree_plan(ranks, session.job_plan_seen(), shape.shape, plan_of_device(session, tuning));
-}
-/// What that would answer, by what is known here: not collective.
-Result<AgreedPlan> expected_device_plan(Session::Impl& session, const DeviceShape& shape,
-                                        const Tuning& tuning) {
-  return expected_plan(session.job_plan_seen(), shape.shape, plan_of_device(session, tuning));
-}
 
 /// The tiles, chunks and banks on which all ranks agree, but for what the caller chose.
 Result<kernels::Tiling> tiling_for(kernels::plan::Op op, const Session::Impl& session,
@@ -135,7 +114,7 @@ template <class Kind>
 Result<std::uint64_t> workspace_of(Session::Impl& session, const DeviceShape& shape,
                                    const Tuning& tuning) {
   MK_ASSIGN_OR_RETURN(const DeviceShare share, expected_share(session));
-  MK_ASSIGN_OR_RETURN(const AgreedPlan agreed, expected_device_plan(session, shape, tuning));
+  MK_ASSIGN_OR_RETURN(const AgreedPlan agreed, expected_device_plan(session, shape.shape, tuning));
   MK_ASSIGN_OR_RETURN(const auto plan, plan_of<Kind>(session, shape, tuning, share, agreed));
   return workspace_bytes_of(plan);
 }
@@ -144,7 +123,7 @@ template <class Kind>
 Result<std::unique_ptr<DeviceGemm>> make(Session::Impl& session, const DeviceShape& shape,
                                          const Tuning& tuning) {
   MK_ASSIGN_OR_RETURN(const DeviceShare share, share_device(session));
-  MK_ASSIGN_OR_RETURN(const AgreedPlan agreed, agree_device_plan(session, shape, tuning));
+  MK_ASSIGN_OR_RETURN(const AgreedPlan agreed, agree_device_plan(session, shape.shape, tuning));
   MK_ASSIGN_OR_RETURN(const auto plan, plan_of<Kind>(session, shape, tuning, share, agreed));
   return make_device_operator<CudaGemm<Kind>>(
       session, Kind::kName, DeviceMemoryNeeds::of(plan, tuning),

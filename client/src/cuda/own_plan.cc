@@ -1,6 +1,9 @@
 #include "client/src/cuda/own_plan.h"
 
+#include <chrono>
 #include <memory>
+#include <span>
+#include <string_view>
 #include <utility>
 
 #include "kernels/cuda/host/planned.h"
@@ -28,6 +31,25 @@ Result<kernels::CudaOptions> own_options(Session::Impl& session, const DeviceSha
   kernels::CudaOptions options = cuda_options(share, tuning);
   options.job_plan = std::make_shared<const kernels::plan::JobPlan>(std::move(own));
   return options;
+}
+
+Result<AgreedPlan> agree_device_plan(Session::Impl& session, const kernels::Shape& shape,
+                                     const Tuning& tuning) {
+  // How long a rank without files waits for the others to hear of it.
+  constexpr std::chrono::milliseconds kRefusalTimeout{1};
+  const AttachOptions& options = session.options();
+  PlanExchange ranks;
+  ranks.is_first = options.node_rank == 0 && options.local_rank == 0;
+  ranks.exchange = [&](std::string_view kind, std::span<const std::byte> blob, bool refuses) {
+    return session.exchange(session.next_operator_tag(kind), blob,
+                            refuses ? kRefusalTimeout : options.timeout);
+  };
+  return agree_plan(ranks, session.job_plan_seen(), shape, plan_of_device(session, tuning));
+}
+
+Result<AgreedPlan> expected_device_plan(Session::Impl& session, const kernels::Shape& shape,
+                                        const Tuning& tuning) {
+  return expected_plan(session.job_plan_seen(), shape, plan_of_device(session, tuning));
 }
 
 }  // namespace mk

@@ -56,6 +56,28 @@ Result<Tiling> planned_tiling(plan::Op op, std::uint32_t nodes, std::uint32_t lo
   return choice.candidate.tiling;
 }
 
+Result<RingAttentionTiling> planned_ring_tiling(std::uint32_t nodes, std::uint32_t locals,
+                                                const RingAttentionShape& shape,
+                                                std::uint32_t blocks, const plan::JobPlan& job,
+                                                const CudaOptions& options) {
+  RingAttentionTiling tiling = ring_attention_cuda_tiling(shape);
+  if (locals == 1 || options.dma == false) return tiling;
+  // The plan itself says better why it refuses.
+  if (shape.key_heads == 0 || !RingAttentionPlan::make(nodes, locals, shape, tiling)) return tiling;
+  const Shape extents{static_cast<std::uint32_t>(shape.seq_max), shape.query_heads, shape.head_dim};
+  plan::Problem problem =
+      problem_of(plan::Op::kRing, nodes, locals, extents, shape.dtype, blocks, options, {});
+  problem.heads = {shape.key_heads, shape.batch, shape.causal, shape.sequences_max != 0};
+  problem.named.form = Mode::kFused;
+  problem.named.engines = options.dma;
+  if (options.dma == true) MK_RETURN_IF_ERROR(plan::check_key_engines(problem));
+  MK_ASSIGN_OR_RETURN(const plan::Choice choice,
+                      plan::choose(problem, plan::with_rates(job.machine, options.rates)));
+  tiling.engines = choice.candidate.engines;
+  tiling.heads_together = choice.candidate.heads_together;
+  return tiling;
+}
+
 Result<plan::OperatorPlan> plan_launches(plan::Op op, const World& world, const Shape& shape,
                                          kernels::DType dtype, const Tiling& tiling,
                                          std::uint32_t blocks, std::uint32_t lanes,

@@ -9,6 +9,7 @@
 #include "kernels/comm/world.h"
 #include "kernels/cuda/host/cuda_options.h"
 #include "kernels/cuda/host/role_blocks.h"
+#include "kernels/ops/ring/spec.h"
 #include "kernels/plan/accounted.h"
 #include "kernels/plan/operator_plan.h"
 #include "shm/host/result.h"
@@ -28,6 +29,14 @@ Result<Tiling> planned_tiling(plan::Op op, std::uint32_t nodes, std::uint32_t lo
                               const Shape& shape, kernels::DType dtype, std::uint32_t blocks,
                               const plan::JobPlan& job, const CudaOptions& options,
                               const Tiling& named);
+
+/// The same of Ring Attention, whose tiles are its kernel's: whether copy engines bring keys within
+/// the node, unless `options.dma` says so, and how heads lie then. kInvalidArgument: they shall and
+/// cannot.
+Result<RingAttentionTiling> planned_ring_tiling(std::uint32_t nodes, std::uint32_t locals,
+                                                const RingAttentionShape& shape,
+                                                std::uint32_t blocks, const plan::JobPlan& job,
+                                                const CudaOptions& options);
 
 /// How an operator runs whose plan has `tiling`. `blocks`, `lanes`: this rank's.
 Result<plan::OperatorPlan> plan_launches(plan::Op op, const World& world, const Shape& shape,

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "kernels/cuda/core/tensor_map.h"
+#include "kernels/cuda/transport/dma_rows.h"
 #include "kernels/ops/ag_gemm/schedule.h"
 
 namespace mk::kernels {
@@ -244,23 +245,15 @@ Status AgGemmCuda::queue_chunks(std::uint32_t turn, std::uint32_t origin, std::u
   const GatherSchedule& gather = arguments_.launch.schedule.gather();
   std::byte* const to = workspace((world().local + world().locals - turn) % world().locals);
   const ByteRange range = gather.chunks_range(rows, chunks.begin, chunks.end - chunks.begin);
-  std::byte* const place = to + gather.slot(0, origin) + range.begin;
+  const cuda::DmaRows rows_to{*dma_, gather, *arguments_.frame.state, to};
   if (origin == world().rank()) {
     const std::uint64_t begin = range.begin - kGatherHeaderBytes;
-    CopyJob job;
-    job.add_target(place);
-    Status copied;
-    arguments_.launch.shard.copy_packed(begin, begin + range.bytes, job, [&](const CopyJob& part) {
-      if (copied) copied = dma_->copy(part);
-    });
-    if (!copied) return copied;
+    MK_RETURN_IF_ERROR(rows_to.bring(arguments_.launch.shard, begin, begin + range.bytes));
   } else {
-    const std::byte* const from = workspace(world().local) + gather.slot(0, origin) + range.begin;
-    MK_RETURN_IF_ERROR(dma_->copy(place, from, range.bytes));
+    const std::uint64_t place = gather.slot(0, origin) + range.begin;
+    MK_RETURN_IF_ERROR(dma_->copy(to + place, workspace(world().local) + place, range.bytes));
   }
-  return dma_->copy(to + gather.ready(origin, chunks.begin),
-                    &arguments_.frame.state->dma_flags[chunks.begin],
-                    (chunks.end - chunks.begin) * sizeof(std::uint32_t));
+  return rows_to.show(origin, chunks);
 }
 
 Status AgGemmCuda::make_maps(void* c, std::uint64_t ldc, std::uint32_t m) {

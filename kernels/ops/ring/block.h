@@ -109,8 +109,9 @@ class RingAttentionBlock : public OperatorBlock<Executor> {
       const std::uint32_t first = schedule.first_row_of_batch(origin, batch) + row;
       return gather.await_rows(origin, first, first + rows);
     }
-    // Its V comes last, and everything comes in order.
-    const std::uint32_t end = first_row_of_pair(origin, pair) + rows_of(origin) + row + rows;
+    // V comes last, and everything comes in order.
+    const std::uint32_t end =
+        first_row_of_unit(origin, pair) + (rows_of(origin) + row + rows) * together();
     if constexpr (requires { this->executor.rows_shown(origin); }) {
       return await_shown(origin, end);
     } else {
@@ -122,7 +123,7 @@ class RingAttentionBlock : public OperatorBlock<Executor> {
   MK_HOST_DEVICE bool watch_pair(std::uint32_t origin, std::uint32_t pair) {
     GatherProgress& progress = arrived_.of(origin);
     const std::uint32_t before = progress.rows;
-    const std::uint32_t end = first_row_of_pair(origin, pair + 1);
+    const std::uint32_t end = first_row_of_unit(origin, pair + together());
     // Of packed sequences the rank may have no row, but other lengths.
     if (end == 0) return gather.await_header(origin);
     if (!gather.await_rows_before(origin, end, progress)) return false;
@@ -149,9 +150,12 @@ class RingAttentionBlock : public OperatorBlock<Executor> {
       keys.keys = gather.rows(key.origin) + first * stride + item.key_head * plan.head_bytes();
       keys.values = keys.keys + plan.key_heads * plan.head_bytes();
     } else {
-      const std::uint64_t first = first_row_of_pair(key.origin, item.pair) + key.tile.row;
+      const std::uint64_t first = first_row_of_unit(key.origin, item.pair) +
+                                  key.tile.row * together() + item.key_head % together();
       keys.keys = gather.rows(key.origin) + first * stride;
-      keys.values = keys.keys + rows_of(key.origin) * stride;
+      keys.values = keys.keys + rows_of(key.origin) * together() * stride;
+      keys.key_stride = keys.value_stride = together() * stride;
+      return keys;
     }
     keys.key_stride = stride;
     keys.value_stride = stride;
@@ -164,9 +168,11 @@ class RingAttentionBlock : public OperatorBlock<Executor> {
   MK_HOST_DEVICE std::uint32_t rows_of(std::uint32_t origin) const {
     return packed() ? launch.packed.rank_rows[origin] : schedule.rows(origin);
   }
-  /// By heads: of K of the pair, among the origin's rows of the gather; its V follows.
-  MK_HOST_DEVICE std::uint32_t first_row_of_pair(std::uint32_t origin, std::uint32_t pair) const {
-    return 2 * pair * rows_of(origin);
+  MK_HOST_DEVICE std::uint32_t together() const { return launch.plan.heads_together; }
+  /// By heads: of K of the pair and those together with it, among the origin's rows of the gather;
+  /// their V follows.
+  MK_HOST_DEVICE std::uint32_t first_row_of_unit(std::uint32_t origin, std::uint32_t pair) const {
+    return 2 * (pair - pair % together()) * rows_of(origin);
   }
   /// Later than who watches: that one names who is behind.
   MK_HOST_DEVICE bool await_shown(std::uint32_t origin, std::uint32_t end) {

@@ -22,8 +22,9 @@ enum class KeyPacking : std::uint8_t {
   kRows = 0,
   /// Head by head: a row of the gather is one head's, of one row of the sequence. K of the first
   /// head, all its rows, then its V, then the next head's, then the next batch's. A head is
-  /// complete
-  /// as soon as its own bytes are there. For executors that take one head over all its keys.
+  /// complete as soon as its own bytes are there. For executors that take one head over all its
+  /// keys. Several heads of a batch may be together (heads_together): K of all of them row by row,
+  /// then their V.
   kHeads = 1,
 };
 
@@ -55,12 +56,21 @@ struct RingAttentionGeometry {
   /// Pairs of K and V (head_pairs) that the workspace has room for, at most.
   std::uint32_t window_pairs = 0;
   KeyPacking packing = KeyPacking::kRows;
+  /// kHeads: key heads of a batch whose rows lie side by side, a power of two that divides
+  /// key_heads. Copy engines bring them by fewer copies.
+  std::uint32_t heads_together = 1;
+  /// Copy engines may bring keys within the node (RingAttentionLaunch::by_dma).
+  bool engines = false;
   GatherGeometry gather;
 
   /// Query heads that share a key head.
   MK_HOST_DEVICE constexpr std::uint32_t group() const { return query_heads / key_heads; }
   /// Pairs of K and V of one head: the key heads of all batches.
   MK_HOST_DEVICE constexpr std::uint32_t head_pairs() const { return batch * key_heads; }
+  /// Units of heads that are together, which come one after the other.
+  MK_HOST_DEVICE constexpr std::uint32_t head_units() const {
+    return head_pairs() / heads_together;
+  }
 
   // --- Windows of heads --- A launch goes through its heads window by window, each of which is a
   // launch of the protocol by itself. Banks and releases are the credits that let a rank write the

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <algorithm>
+#include <bit>
 #include <cstdint>
 
 #include "kernels/cuda/core/attention_items.h"
@@ -93,6 +94,7 @@ class RingRanges {
     bool causal = false;
     int heads_per_key_head = 1;
     int key_heads = 1;
+    int together_log2 = 0;  ///< of RingAttentionGeometry::heads_together
   };
 
   MK_HOST_DEVICE explicit RingRanges(const Params& params) : params_(params) {}
@@ -109,13 +111,14 @@ class RingRanges {
       range.head = key_head;
       if (params_.causal) range.offset = 0;
     } else {
-      range.head = run.slot + bank * run.bank_slots;
-      range.first_key = 2 * pair(item) * run.origin_rows;
+      range.batch = run.slot + bank * run.bank_slots;
+      range.head = key_head & ((1 << params_.together_log2) - 1);
+      range.first_key = 2 * (pair(item) >> params_.together_log2) * run.origin_rows;
     }
     return range;
   }
   /// Where the range's values begin: those of the caller's like its keys, others behind the keys of
-  /// their head.
+  /// their head, and of those together with it.
   MK_HOST_DEVICE int first_value(const KeyRange& range) const {
     const RingRun& run = params_.runs.runs[range.source];
     return range.first_key + (run.slot < 0 ? 0 : run.origin_rows);
@@ -126,6 +129,8 @@ class RingRanges {
   MK_HOST_DEVICE bool own(const KeyRange& range) const {
     return params_.runs.runs[range.source].slot < 0;
   }
+  /// Rows of the gather before row `row` of the tensor that holds others' keys.
+  MK_HOST_DEVICE int gathered_before(int row) const { return row << params_.together_log2; }
   MK_HOST_DEVICE int count() const { return params_.runs.count; }
   MK_HOST_DEVICE std::uint32_t origin(int run) const { return params_.runs.runs[run].origin; }
   /// That come of the run's rank over the gather, for so many pairs of K and V; 0: it is this one.
@@ -180,6 +185,7 @@ inline RingLaunchItems ring_items(const RingAttentionGeometry& plan, const World
   made.ranges.causal = plan.causal;
   made.ranges.key_heads = as_int(plan.key_heads);
   made.ranges.heads_per_key_head = as_int(plan.group());
+  made.ranges.together_log2 = std::countr_zero(plan.heads_together);
   RingRuns& runs = made.ranges.runs;
   for (std::uint32_t position = 0; position < world.size(); ++position) {
     const std::uint32_t origin = schedule.gather().origin_at(position);

@@ -178,6 +178,7 @@ class PackedRanges {
   MK_HOST_DEVICE bool own(const KeyRange& range) const {
     return params_.runs[range.source].slot < 0;
   }
+  MK_HOST_DEVICE int gathered_before(int row) const { return row; }
   MK_HOST_DEVICE int count() const { return params_.count; }
   MK_HOST_DEVICE std::uint32_t origin(int run) const { return params_.runs[run].origin; }
   MK_HOST_DEVICE int rows(int run, int pairs) const {

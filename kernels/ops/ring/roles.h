@@ -21,6 +21,7 @@
 ///
 ///     role     does                                             waits for
 ///     share    this rank's K and V -> its node, its send blocks
+///              (or lets copy engines do it: engine_steps.h)
 ///     send     the K and V of its rail -> next node             what it sends
 ///     receive  arrived K and V -> its node                      arrivals
 ///     collect  sees K and V arrive, for compute                 each head of each origin
@@ -96,7 +97,8 @@ MK_HOST_DEVICE inline bool compute(RingAttentionBlock<Executor>& block) {
 template <class Executor>
 MK_HOST_DEVICE inline bool watch(RingAttentionBlock<Executor>& block) {
   const std::uint32_t locals = block.world.locals;
-  for (std::uint32_t pair = 0; pair < block.launch.plan.head_pairs(); ++pair) {
+  const std::uint32_t together = block.launch.plan.heads_together;
+  for (std::uint32_t pair = 0; pair < block.launch.plan.head_pairs(); pair += together) {
     for (std::uint32_t local = 0; local < locals; ++local) {
       const std::uint32_t origin = block.schedule.gather().origin_at(block.index * locals + local);
       if (origin != block.world.rank() && !block.watch_pair(origin, pair)) return false;
@@ -107,12 +109,13 @@ MK_HOST_DEVICE inline bool watch(RingAttentionBlock<Executor>& block) {
 
 /// `source`: the launch's KeySource, or what else has its copy_packed of the same rows.
 template <class Executor, class Source>
-MK_HOST_DEVICE inline bool share(RingAttentionBlock<Executor>& block, const Source& source) {
-  return gather::share(block.gather, source);
+MK_HOST_DEVICE inline bool share(RingAttentionBlock<Executor>& block, const Source& source,
+                                 bool by_dma) {
+  return gather::share(block.gather, source, /*in_turn=*/false, {.by_dma = by_dma});
 }
 template <class Executor>
 MK_HOST_DEVICE inline bool share(RingAttentionBlock<Executor>& block) {
-  return share(block, block.launch.keys_values);
+  return share(block, block.launch.keys_values, block.launch.by_dma);
 }
 template <class Executor>
 MK_HOST_DEVICE inline bool send(RingAttentionBlock<Executor>& block) {

@@ -77,8 +77,9 @@ struct RingAttentionOp {
     return group.run(
         Role::kShare, index - watchers,
         [&group](Block<Executor>& block) {
-          return ring_attention::share(
-              block, MappedKeys{block.launch.keys_values, group.params().rows, block.executor});
+          const MappedKeys<!kPacked> keys{block.launch.keys_values, group.params().rows,
+                                          block.executor};
+          return ring_attention::share(block, keys, !kPacked && block.launch.by_dma);
         },
         goes_on);
   }

@@ -28,7 +28,8 @@ Status RingAttentionCuda::make_row_maps(const RingAttentionGeometry& plan,
                                         std::uint32_t rows) {
   cuda::PackedRowMaps& maps = arguments_.rows;
   const std::int64_t dim = plan.head_dim;
-  maps.there = tensors.k.row_stride != dim || tensors.v.row_stride != dim;
+  maps.there =
+      plan.heads_together == 1 && (tensors.k.row_stride != dim || tensors.v.row_stride != dim);
   if (!maps.there) return {};
   const auto type = cuda::cuda_type(plan_.dtype);
   const int box_rows = cuda::kPackedBoxBytes / static_cast<int>(plan.head_bytes());
@@ -60,11 +61,21 @@ Status RingAttentionCuda::make_maps(const RingAttentionGeometry& plan,
   MK_RETURN_IF_ERROR(make_row_maps(plan, tensors, rows));
   const GatherGeometry& gather = plan_.gather;
   cuda::HeadsTensor slots;
-  slots.rows = gather.rows_max;
-  slots.heads = std::int64_t{gather.banks} * world().size();
+  const std::int64_t count = std::int64_t{gather.banks} * world().size();
+  const auto apart = static_cast<std::int64_t>(gather.layout.slot_bytes / kElementBytes);
+  slots.rows = gather.rows_max / plan_.heads_together;
   slots.head_dim = plan_.head_dim;
-  slots.row_stride = plan_.head_dim;
-  slots.head_stride = static_cast<std::int64_t>(gather.layout.slot_bytes / kElementBytes);
+  slots.row_stride = std::int64_t{plan_.heads_together} * slots.head_dim;
+  if (plan_.sequences_max != 0) {
+    // By head, as the kernel has no register for a batch.
+    slots.heads = count;
+    slots.head_stride = apart;
+  } else {
+    slots.batch = count;
+    slots.batch_stride = apart;
+    slots.heads = plan_.heads_together;
+    slots.head_stride = slots.head_dim;
+  }
   const std::byte* const first = arguments_.launch.context.workspaces[world().local] +
                                  gather.layout.slots + kGatherHeaderBytes;
   MK_ASSIGN_OR_RETURN(arguments_.gathered, cuda::make_heads_map("gathered keys", type, first, slots,

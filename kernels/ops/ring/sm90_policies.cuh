@@ -147,6 +147,7 @@ class RingLeader : public CopyLeader {
 };
 
 /// KeySource for leaders.
+template <bool kSeveral>
 struct MappedKeys {
   const KeySource& source;
   const PackedRowMaps& maps;
@@ -156,7 +157,7 @@ struct MappedKeys {
   __device__ void copy_packed(std::uint64_t begin, std::uint64_t end, CopyJob& job,
                               Copy&& copy) const {
     if (!maps.there || (begin | end) % source.head_bytes != 0)
-      return source.copy_packed(begin, end, job, copy);
+      return source.copy_packed<kSeveral>(begin, end, job, copy);
     leader.copy_rows(maps, source, static_cast<std::uint32_t>(begin / source.head_bytes),
                      static_cast<std::uint32_t>(end / source.head_bytes), job);
   }
@@ -207,7 +208,8 @@ class RingGate {
     if (!ranges.own(range)) {
       const int end = item.first_row + params_.tile_queries;
       const int last_row = (end < item.rows_end ? end : item.rows_end) - 1;
-      await(ranges, range.source, ranges.first_value(range) + range.visible_to(last_row));
+      await(ranges, range.source,
+            ranges.gathered_before(ranges.first_value(range) + range.visible_to(last_row)));
     }
     note(SpanKind::kTile, static_cast<std::uint32_t>(item.first_row), ranges.origin(range.source));
   }

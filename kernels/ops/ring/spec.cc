@@ -80,6 +80,17 @@ Status check_ring_tiling(const RingAttentionTiling& tiling) {
   return {};
 }
 
+/// `plan`: but for tiles and gather.
+Status check_together(const RingAttentionPlan& plan) {
+  if (ring_heads_fit(plan.key_heads, plan.heads_together) &&
+      (plan.heads_together == 1 || (plan.engines && plan.packing == KeyPacking::kHeads)))
+    return {};
+  return fail(ErrorCode::kInvalidArgument,
+              "{}: {} of {} key heads side by side are not possible; a power of two that divides "
+              "the key heads is, with copy engines and keys by heads (0: 1)",
+              kOp, plan.heads_together, plan.key_heads);
+}
+
 std::uint32_t choose_tile_q(const RingAttentionPlan& plan) {
   const std::uint32_t part_rows = shard_rows_max(plan.seq_max, plan.parts());
   const auto items = [&](std::uint32_t tile) {
@@ -142,7 +153,18 @@ Result<RingAttentionPlan> RingAttentionPlan::make(std::uint32_t nodes, std::uint
   plan.tile_k = tiling.tile_k != 0 ? tiling.tile_k : kTileKeys;
   plan.remote_passes = tiling.remote_passes != 0 ? tiling.remote_passes : kRemotePasses;
   plan.packing = tiling.packing;
-  plan.window_pairs = choose_window(plan, tiling.window_pairs, tiling.banks);
+  plan.engines = tiling.engines;
+  plan.heads_together = std::max(1u, tiling.heads_together);
+  MK_RETURN_IF_ERROR(check_together(plan));
+  if (plan.engines) MK_RETURN_IF_ERROR(check_ring_engines(nodes, locals, shape));
+  const std::uint32_t banks = plan.engines ? 1 : tiling.banks;
+  plan.window_pairs = choose_window(plan, tiling.window_pairs, banks);
+  if (plan.engines && plan.windows() > 1) {
+    return fail(ErrorCode::kInvalidArgument,
+                "{}: keys and values of {} of {} heads of all ranks fit into the workspace at a "
+                "time; copy engines bring them where all do, warpgroups else",
+                kOp, plan.window_pairs, plan.head_pairs());
+  }
   const std::uint64_t all_rows =
       std::uint64_t{plan.rows_max()} *
       (plan.packing == KeyPacking::kRows ? plan.window(0).batches : 2 * plan.window_pairs);
@@ -155,9 +177,9 @@ Result<RingAttentionPlan> RingAttentionPlan::make(std::uint32_t nodes, std::uint
   const std::uint32_t chunk_bytes = tiling.chunk_bytes == 0 && plan.packing == KeyPacking::kHeads
                                         ? choose_chunk_bytes(plan)
                                         : tiling.chunk_bytes;
-  MK_ASSIGN_OR_RETURN(GatherPlan gather,
-                      GatherPlan::make(kOp, nodes, locals, rows, GatherKind::kBroadcast,
-                                       chunk_bytes, tiling.banks));
+  MK_ASSIGN_OR_RETURN(
+      GatherPlan gather,
+      GatherPlan::make(kOp, nodes, locals, rows, GatherKind::kBroadcast, chunk_bytes, banks));
   WorkspaceLayout workspace(locals);
   gather.place(workspace, 0);
   workspace.begin_data();
@@ -168,6 +190,18 @@ Result<RingAttentionPlan> RingAttentionPlan::make(std::uint32_t nodes, std::uint
   plan.workspace_bytes = plan.workspace.bytes();
   MK_RETURN_IF_ERROR(check_workspace(kOp, plan.workspace_bytes));
   return plan;
+}
+
+Status check_ring_engines(std::uint32_t nodes, std::uint32_t locals,
+                          const RingAttentionShape& shape) {
+  const auto refused = [](std::string_view why) -> Status {
+    return fail(ErrorCode::kInvalidArgument, "{}: copy engines bring no keys here: {}", kOp, why);
+  };
+  if (locals == 1) return refused("a rank that is alone on its node has nobody to bring them to");
+  if (nodes > 1) return refused("over nodes share warpgroups read them for the network anyway");
+  if (shape.sequences_max != 0)
+    return refused("the host, which queues the copies, does not know packed sequences' lengths");
+  return {};
 }
 
 RingAttentionTiling ring_attention_cuda_tiling(const RingAttentionShape& shape) {
@@ -207,11 +241,27 @@ LaunchWork RingAttentionPlan::work(const World& world, std::uint32_t seq) const 
 }
 
 std::uint64_t RingAttentionPlan::fingerprint() const {
-  constexpr std::uint64_t kRules = 4;
-  return fingerprint_of({kRules, nodes, locals, batch, seq_max, sequences_max, query_heads,
-                         key_heads, head_dim, causal ? 1u : 0u, static_cast<std::uint64_t>(packing),
-                         static_cast<std::uint64_t>(dtype), tile_q, tile_k, remote_passes,
-                         workspace_bytes, window_pairs, GatherPlan{gather}.fingerprint()});
+  constexpr std::uint64_t kRules = 5;
+  return fingerprint_of({kRules,
+                         nodes,
+                         locals,
+                         batch,
+                         seq_max,
+                         sequences_max,
+                         query_heads,
+                         key_heads,
+                         head_dim,
+                         causal ? 1u : 0u,
+                         static_cast<std::uint64_t>(packing),
+                         static_cast<std::uint64_t>(dtype),
+                         tile_q,
+                         tile_k,
+                         remote_passes,
+                         workspace_bytes,
+                         window_pairs,
+                         heads_together,
+                         engines ? 1u : 0u,
+                         GatherPlan{gather}.fingerprint()});
 }
 
 }  // namespace mk::kernels

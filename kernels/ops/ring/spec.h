@@ -39,6 +39,10 @@ struct RingAttentionTiling {
   /// Pairs of K and V (key heads times batch) that the workspace has room for, at most; of
   /// KeyPacking::kRows whole batches.
   std::uint32_t window_pairs = 0;
+  /// For copy engines within the node, of KeyPacking::kHeads: then there is one bank, as copies go
+  /// by addresses. Else make() tells the reason.
+  bool engines = false;
+  std::uint32_t heads_together = 0;  ///< RingAttentionGeometry; 0: 1
 };
 
 /// What suits the GPU, for RingAttentionPlan::make; the same on all ranks.
@@ -49,6 +53,14 @@ constexpr std::uint32_t ring_tile_queries(std::uint32_t head_dim) {
 }
 constexpr std::uint32_t ring_tile_keys(std::uint32_t head_dim) {
   return head_dim == 64 ? 128 : 176;
+}
+
+/// The reason if copy engines cannot bring keys within a node (kInvalidArgument).
+Status check_ring_engines(std::uint32_t nodes, std::uint32_t locals,
+                          const RingAttentionShape& shape);
+/// Numbers of heads that may be together: 1, 2, 4, ... up to all key heads of a batch.
+constexpr bool ring_heads_fit(std::uint32_t key_heads, std::uint32_t together) {
+  return together != 0 && (together & (together - 1)) == 0 && key_heads % together == 0;
 }
 
 struct RingAttentionPlan : RingAttentionGeometry {

@@ -189,6 +189,37 @@ TEST(Planned, AnOperatorRunsAsItsPlanWasChosen) {
   }
 }
 
+TEST(Planned, KeysComeByWhatIsQuickerUnlessItIsNamed) {
+  const auto job = job_plan_for("NVIDIA H200", 132);
+  RingAttentionShape shape{12288, 16, 16, 128, true};
+  shape.batch = 16;
+  CudaOptions options;
+  const auto tiling = [&](std::uint32_t blocks = 132) {
+    return cuda::planned_ring_tiling(1, 2, shape, blocks, *job, options);
+  };
+  const auto chosen = tiling();
+  ASSERT_TRUE(chosen) << chosen.error().message;
+  EXPECT_TRUE(chosen->engines);
+  EXPECT_GT(chosen->heads_together, 1u);
+  const auto plan = RingAttentionPlan::make(1, 2, shape, *chosen);
+  ASSERT_TRUE(plan) << plan.error().message;
+  EXPECT_EQ(plan->banks, 1u);
+  // Ranks that share a GPU have them only if they are named.
+  options.ranks_per_device = 2;
+  EXPECT_FALSE(tiling(65)->engines);
+  options.dma = true;
+  EXPECT_TRUE(tiling(65)->engines);
+  options.ranks_per_device = 1;
+  options.dma = false;
+  EXPECT_FALSE(tiling()->engines);
+  options.dma = true;
+  shape.batch = 1;
+  shape.sequences_max = 8;
+  EXPECT_EQ(tiling().error().code, ErrorCode::kInvalidArgument);
+  options.dma.reset();
+  EXPECT_FALSE(tiling()->engines);
+}
+
 TEST(Planned, WhatTheCallerNamedIsTakenAsItIs) {
   Draw draw(7);
   for (int round = 0; round < 1000; ++round) {

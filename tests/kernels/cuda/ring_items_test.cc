@@ -37,9 +37,28 @@ struct Launch {
   RingLaunchItems made;
 };
 
+/// 6:3 heads, and on one node 8:4, of which some are together for copy engines.
 template <class Check>
 void for_every_launch(Check&& check) {
   std::uint32_t checked = 0;
+  const auto check_all = [&](std::uint32_t nodes, std::uint32_t locals,
+                             const RingAttentionShape& shape, const RingAttentionTiling& tiling) {
+    const auto plan = RingAttentionPlan::make(nodes, locals, shape, tiling);
+    ASSERT_TRUE(plan) << plan.error().message;
+    for (const std::uint32_t seq : {plan->parts(), 101u, 300u}) {
+      for (std::uint32_t rank = 0; rank < nodes * locals; ++rank) {
+        SCOPED_TRACE(fmt::format("{} x {}, causal {}, {} rows, rank {}, {} together", nodes, locals,
+                                 shape.causal, seq, rank, tiling.heads_together));
+        const World world{nodes, locals, rank / locals, rank % locals};
+        const RingAttentionSchedule schedule(*plan, world, seq, Mode::kFused);
+        const int section = 1 + static_cast<int>(seq + rank) % 5;
+        check(Launch{*plan, world, static_cast<int>(seq),
+                     ring_items(*plan, world, schedule, kTile, section, 2 * section * kTile)});
+        if (::testing::Test::HasFailure()) return;
+        ++checked;
+      }
+    }
+  };
   for (std::uint32_t nodes = 1; nodes <= 3; ++nodes) {
     for (std::uint32_t locals = 1; locals <= 4; ++locals) {
       for (const bool causal : {false, true}) {
@@ -47,25 +66,18 @@ void for_every_launch(Check&& check) {
         shape.batch = 2;
         RingAttentionTiling tiling;
         tiling.packing = KeyPacking::kHeads;
-        const auto plan = RingAttentionPlan::make(nodes, locals, shape, tiling);
-        ASSERT_TRUE(plan) << plan.error().message;
-        for (const std::uint32_t seq : {plan->parts(), 101u, 300u}) {
-          for (std::uint32_t rank = 0; rank < nodes * locals; ++rank) {
-            SCOPED_TRACE(fmt::format("{} x {}, causal {}, {} rows, rank {}", nodes, locals, causal,
-                                     seq, rank));
-            const World world{nodes, locals, rank / locals, rank % locals};
-            const RingAttentionSchedule schedule(*plan, world, seq, Mode::kFused);
-            const int section = 1 + static_cast<int>(seq + rank) % 5;
-            check(Launch{*plan, world, static_cast<int>(seq),
-                         ring_items(*plan, world, schedule, kTile, section, 2 * section * kTile)});
-            if (::testing::Test::HasFailure()) return;
-            ++checked;
-          }
+        check_all(nodes, locals, shape, tiling);
+        shape.query_heads = 8;
+        shape.key_heads = 4;
+        tiling.engines = true;
+        for (tiling.heads_together = 1; tiling.heads_together <= 4; tiling.heads_together *= 2) {
+          if (nodes == 1 && locals > 1) check_all(nodes, locals, shape, tiling);
         }
+        if (::testing::Test::HasFailure()) return;
       }
     }
   }
-  EXPECT_EQ(checked, 2u * 3 * (1 + 2 + 3) * (1 + 2 + 3 + 4));
+  EXPECT_EQ(checked, 2u * 3 * ((1 + 2 + 3) * (1 + 2 + 3 + 4) + 3 * (2 + 3 + 4)));
 }
 
 TEST(RingItems, EveryRowOfEveryHeadIsInOneItem) {
@@ -82,7 +94,8 @@ TEST(RingItems, EveryRowOfEveryHeadIsInOneItem) {
       for (int row = item.first_row; row < std::min(item.first_row + kTile, item.rows_end); ++row)
         ASSERT_TRUE(rows.insert({item.batch, item.head, row}).second);
     }
-    ASSERT_EQ(rows.size(), std::size_t{2 * 6} * static_cast<std::size_t>(own));
+    ASSERT_EQ(rows.size(),
+              std::size_t{2} * launch.plan.query_heads * static_cast<std::size_t>(own));
   });
 }
 
@@ -95,7 +108,8 @@ TEST(RingItems, SectionsComeInTheOrderOfHeads) {
     for (int i = 0; i < items.count(); ++i) {
       const AttentionItem item = items.at(i);
       const HeadSections& sections = launch.made.items.sections;
-      const int section = std::min((item.batch * 6 + item.head) / sections.each, sections.full);
+      const int heads = static_cast<int>(launch.plan.query_heads);
+      const int section = std::min((item.batch * heads + item.head) / sections.each, sections.full);
       ASSERT_GE(section, last);
       last = section;
     }
@@ -159,10 +173,12 @@ TEST(RingRanges, EveryAdmittedPairIsMetOnceWhereItsBytesAre) {
         const KeyRange range = ranges.range(item, r, 1);
         const auto positions = positions_of(launch.plan, ranges.origin(r), launch.seq);
         const auto rows = static_cast<int>(positions.size());
-        const int pair = item.batch * 3 + item.head / 2;
+        const auto key_heads = static_cast<int>(launch.plan.key_heads);
+        const auto together = static_cast<int>(launch.plan.heads_together);
+        const int pair = item.batch * key_heads + item.head / 2;
         ASSERT_EQ(ranges.own(range), ranges.origin(r) == launch.world.rank());
-        // Its place in the origin's tensors; by heads, K then V of each pair.
-        const int before = ranges.own(range) ? 0 : 2 * pair * rows;
+        // Its place in the origin's tensors; by heads, K then V of those together.
+        const int before = ranges.own(range) ? 0 : 2 * (pair / together) * rows;
         const int first = range.first_key - before;
         ASSERT_GE(first, 0);
         ASSERT_LE(first + range.length, rows);
@@ -172,9 +188,13 @@ TEST(RingRanges, EveryAdmittedPairIsMetOnceWhereItsBytesAre) {
           ASSERT_EQ(range.head, item.head / 2);
         } else {
           const GatherSchedule gather(launch.plan.gather, launch.world);
-          ASSERT_EQ(static_cast<std::uint32_t>(range.head),
+          ASSERT_EQ(static_cast<std::uint32_t>(range.batch),
                     gather.slot_index(launch.plan.banks > 1 ? 1 : 0, ranges.origin(r)));
-          ASSERT_EQ(ranges.rows(r, 6), 2 * 6 * rows);
+          ASSERT_EQ(range.head, pair % together);
+          // The last value of the item's heads is there when so many rows of the gather are.
+          ASSERT_EQ(ranges.gathered_before(ranges.first_value(range) + rows),
+                    2 * (pair / together + 1) * together * rows);
+          ASSERT_EQ(ranges.rows(r, 2 * key_heads), 4 * key_heads * rows);
         }
         for (int key = 0; key < range.visible_to(row); ++key)
           ++met[static_cast<std::size_t>(positions[static_cast<std::size_t>(first + key)])];

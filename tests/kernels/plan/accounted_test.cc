@@ -145,6 +145,52 @@ TEST(PlanAccounted, SlowerPartsAreFeltByWhatUsesThem) {
   EXPECT_EQ(choose(moe, slow)->time.total, choose(moe, machine)->time.total);
 }
 
+// Copy engines bring keys where that is predicted to be quicker, and nowhere else. Either way can
+// be named. Where engines cannot bring them, the reason is told.
+TEST(PlanAccounted, EnginesBringKeysWhereThatIsQuicker) {
+  const Machine machine = shipped_machine("H200").value();
+  Problem ring = problem_of(Op::kRing, 1, 2, {12288, 16, 128});
+  ring.heads = {16, 16, true};
+  const auto chosen = choose(ring, machine);
+  ASSERT_TRUE(chosen) << chosen.error().message;
+  EXPECT_TRUE(chosen->candidate.engines);
+  EXPECT_GT(chosen->candidate.heads_together, 1u);
+  Machine slow = machine;
+  slow.engine_each_us *= 100;
+  EXPECT_FALSE(choose(ring, slow)->candidate.engines);
+  slow = machine;
+  slow.engine_gb_s /= 20;
+  EXPECT_FALSE(choose(ring, slow)->candidate.engines);
+  for (const bool engines : {false, true}) {
+    ring.named.engines = engines;
+    const auto named = choose(ring, engines ? slow : machine);
+    ASSERT_TRUE(named) << named.error().message;
+    EXPECT_EQ(named->candidate.engines, engines);
+    EXPECT_GE(predict(ring, machine, named->candidate).total, chosen->time.total);
+  }
+  ring.named.engines.reset();
+  EXPECT_NE(explain(ring, machine)->find("other transport"), std::string::npos);
+
+  Problem packed = ring;
+  packed.heads = {16, 1, true, true};
+  Problem windows = problem_of(Op::kRing, 1, 4, {192 * 1024, 16, 128});
+  windows.heads = {16, 16, false};
+  const Problem nodes = problem_of(Op::kRing, 2, 2, {12288, 16, 128});
+  for (const auto& [problem, why] : {std::pair<Problem, const char*>{packed, "packed sequences"},
+                                     {windows, "the workspace"},
+                                     {nodes, "for the network"}}) {
+    const auto text = explain(problem, machine);
+    ASSERT_TRUE(text) << text.error().message;
+    EXPECT_NE(text->find("no copy engines: "), std::string::npos) << *text;
+    EXPECT_NE(text->find(why), std::string::npos) << *text;
+    Problem named = problem;
+    named.named.engines = true;
+    const auto none = choose(named, machine);
+    ASSERT_FALSE(none);
+    EXPECT_NE(none.error().message.find(why), std::string::npos) << none.error().message;
+  }
+}
+
 // Attention has as many SMs as a role can have blocks: the groups have the four others, with one
 // that watches for each node, one that sends, and the poller's place.
 TEST(PlanAccounted, GroupsOfRingAttentionTakeNoSmThatCouldCompute) {
@@ -309,7 +355,7 @@ TEST(PlanAccounted, BatchInvarianceChangesNothingAndSumsOfProductsAreRefused) {
   const auto invariant = choose(problem, machine);
   ASSERT_TRUE(invariant) << invariant.error().message;
   EXPECT_EQ(invariant->candidate, choice->candidate);
-  choice->candidate.engines = true;
+  choice->candidate.sums = Sums::kOwn;
   EXPECT_EQ(check_candidate(problem, machine, choice->candidate).error().code,
             ErrorCode::kInvalidArgument);
   EXPECT_EQ(choose(problem_of(Op::kRing, 1, 2, {4096, 16, 96}), machine).error().code,

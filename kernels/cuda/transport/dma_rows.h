@@ -1,0 +1,44 @@
+/// \file
+/// How copy engines bring rows of a gather to another rank of the node: rows, then the flags of
+/// their chunks. Host only.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/cuda/skeleton/launch_state.h"
+#include "kernels/cuda/transport/dma_queue.h"
+#include "kernels/gather/copy_job.h"
+#include "kernels/gather/schedule.h"
+
+namespace mk::kernels::cuda {
+
+/// To one local rank, on a queue. The kernel has written the flags' value where it is copied from
+/// (gather::start_dma, CopyLeader).
+struct DmaRows {
+  DmaQueue& queue;
+  const GatherSchedule& gather;
+  const DeviceState& state;
+  std::byte* workspace;  ///< of the local rank
+
+  /// Bytes [begin, end) of this rank's packed rows, as `source` has them
+  /// (GatherSource::copy_packed).
+  template <class Source>
+  Status bring(const Source& source, std::uint64_t begin, std::uint64_t end) const {
+    CopyJob job;
+    job.add_target(workspace + gather.rows_at(0, gather.world().rank()) + begin);
+    Status copied;
+    source.copy_packed(begin, end, job, [&](const CopyJob& part) {
+      if (copied) copied = queue.copy(part);
+    });
+    return copied;
+  }
+  /// The origin's chunks are there.
+  Status show(std::uint32_t origin, ChunkRange chunks) const {
+    return queue.copy(workspace + gather.ready(origin, chunks.begin),
+                      &state.dma_flags[chunks.begin],
+                      (chunks.end - chunks.begin) * sizeof(std::uint32_t));
+  }
+};
+
+}  // namespace mk::kernels::cuda
