@@ -15,6 +15,7 @@ namespace {
 
 struct AllGatherGemmKind {
   static constexpr std::string_view kName = "ag-gemm";
+  using Shape = AllGatherGemm::Shape;
   static constexpr bool kAddsPartials = false;
   static constexpr bool kKeepsOutput = false;
   using Plan = kernels::AgGemmPlan;
@@ -30,7 +31,6 @@ struct AllGatherGemmKind {
   static GemmRows rows(const AttachOptions& options, std::uint64_t m) {
     return {rows_of_rank(m, options.world, options.rank).count, m};
   }
-  static std::uint64_t workspace_bytes(const Plan& plan) { return plan.workspace_bytes; }
   static auto make_cpu(const Plan& plan, std::uint32_t /*k*/, const kernels::RankContext& context,
                        const kernels::GemmCpuOptions& options) {
     return Cpu::create(plan, context, options);
@@ -49,7 +49,7 @@ struct AllGatherGemmKind {
 class __attribute__((visibility("hidden"))) AllGatherGemm::Impl
     : public GemmOperator<AllGatherGemmKind> {
  public:
-  explicit Impl(GemmOperator&& made) : GemmOperator(std::move(made)) {}
+  using GemmOperator::GemmOperator;
 };
 
 Result<AllGatherGemm> AllGatherGemm::create(Session& session, const Shape& shape) {
@@ -57,13 +57,13 @@ Result<AllGatherGemm> AllGatherGemm::create(Session& session, const Shape& shape
 }
 Result<AllGatherGemm> AllGatherGemm::create(Session& session, const Shape& shape,
                                             const Tuning& tuning) {
-  MK_ASSIGN_OR_RETURN(auto made, Impl::GemmOperator::create(session, shape, tuning));
-  return AllGatherGemm(std::make_unique<Impl>(std::move(made)));
+  MK_ASSIGN_OR_RETURN(auto made, Impl::make<Impl>(session, shape, tuning));
+  return AllGatherGemm(std::move(made));
 }
 
 Result<std::uint64_t> AllGatherGemm::workspace_bytes(const Session& session, const Shape& shape,
                                                      const Tuning& tuning) {
-  return Impl::GemmOperator::workspace_bytes(session, shape, tuning);
+  return Impl::workspace_bytes(session, shape, tuning);
 }
 Result<std::uint64_t> AllGatherGemm::workspace_bytes(const Session& session, const Shape& shape) {
   return workspace_bytes(session, shape, {});

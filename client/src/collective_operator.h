@@ -61,79 +61,96 @@ struct CollectiveRows {
 Status check_collective(std::string_view op, const void* input, const void* output,
                         const CollectiveRows& rows, std::uint64_t row_bytes);
 
+/// Their part of an operator (executor_operator.h).
+template <class Of>
+struct CollectiveKind {
+  static constexpr std::string_view kName = Of::kName;
+  static constexpr Adapts kAdapts = Adapts::kNever;
+  static constexpr bool kAlone = false;
+  using Shape = typename Of::Op::Shape;
+  using Tuning = mk::Tuning;
+  struct Checked {
+    Shape given;
+    CollectiveShape shape;
+  };
+  using Plan = typename Of::Plan;
+  using Cpu = kernels::CollectiveCpu;
+  using Device = DeviceCollective;
+
+  static Result<Checked> checked(const Shape& shape) {
+    Checked checked{shape, {}};
+    MK_ASSIGN_OR_RETURN(checked.shape,
+                        checked_collective(kName, shape.m_max, shape.n, shape.dtype));
+    return checked;
+  }
+  static Status check_tuning(const Tuning&, bool /*on_device*/) { return {}; }
+  static Result<Plan> cpu_plan(const AttachOptions& options, const Checked& checked,
+                               const Tuning& tuning) {
+    return Of::make_plan(options, checked.given, checked.shape, kernel_tiling(tuning));
+  }
+  static Result<std::unique_ptr<Cpu>> make_cpu(const Plan& plan, const Checked&,
+                                               const kernels::RankContext& context,
+                                               const kernels::CpuOptions& own, const Tuning&) {
+    return Of::make_cpu(plan, context, own);
+  }
+  static Result<std::unique_ptr<Device>> make_device(Session::Impl& session, const Checked& checked,
+                                                     const Tuning& tuning) {
+    MK_ASSIGN_OR_RETURN(const Plan plan, cpu_plan(session.options(), checked, tuning));
+    return make_device_collective(
+        session,
+        {kName, describe_plan(plan), plan.workspace, plan.flag_count(),
+         [plan](const kernels::RankContext& context, const kernels::CudaOptions& cuda,
+                std::uint64_t data_moved) {
+           Plan moved = plan;
+           moved.move_data(data_moved);
+           return Of::make_cuda(moved, context, cuda);
+         }},
+        tuning);
+  }
+  static Result<std::uint64_t> device_bytes(Session::Impl& session, const Checked& checked,
+                                            const Tuning& tuning) {
+    MK_RETURN_IF_ERROR(expect_device(session));
+    MK_ASSIGN_OR_RETURN(const Plan plan, cpu_plan(session.options(), checked, tuning));
+    return plan.workspace_bytes;
+  }
+};
+
 template <class Kind>
 class __attribute__((visibility("hidden"))) CollectiveOperator final
     : public Collective::Impl,
-      private ExecutorOperator<Kind, kernels::CollectiveCpu, DeviceCollective> {
-  using Base = ExecutorOperator<Kind, kernels::CollectiveCpu, DeviceCollective>;
+      public Operator<CollectiveKind<Kind>> {
+  using Base = Operator<CollectiveKind<Kind>>;
   using Base::core;
   using Base::cpu;
   using Base::device;
   using Base::session_;
   using Op = typename Kind::Op;
-  using Shape = typename Op::Shape;
 
  public:
+  using Base::Base;
+
   /// Collective.
-  static Result<std::unique_ptr<Collective::Impl>> create(Session& session, const Shape& shape,
+  static Result<std::unique_ptr<Collective::Impl>> create(Session& session,
+                                                          const typename Op::Shape& shape,
                                                           const Tuning& tuning) {
-    MK_ASSIGN_OR_RETURN(const bool on_device, wants_device(Kind::kName, tuning.executor));
-    MK_RETURN_IF_ERROR(check_partition(Kind::kName, tuning, false));
-    const AttachOptions& options = session.options();
-    MK_ASSIGN_OR_RETURN(const auto plan, make_plan(options, shape, tuning));
-    std::optional<typename Kind::Plan> cpu_plan;  // hears where its data is
-    if (!on_device) cpu_plan = plan;
-    MK_ASSIGN_OR_RETURN(const kernels::CpuOptions own, kernel_options(tuning, *session.impl()));
-    std::unique_ptr<CollectiveOperator> made(new CollectiveOperator(session.impl(), shape));
-    MK_RETURN_IF_ERROR(made->find_or_make_core(
-        cpu_plan, false,
-        [&](const kernels::RankContext& context) {
-          return Kind::make_cpu(*cpu_plan, context, own);
-        },
-        [&] {
-          return make_device_collective(
-              *session.impl(),
-              {Kind::kName, describe_plan(plan), plan.workspace, plan.flag_count(),
-               [plan](const kernels::RankContext& context, const kernels::CudaOptions& cuda,
-                      std::uint64_t data_moved) {
-                 auto moved = plan;
-                 moved.move_data(data_moved);
-                 return Kind::make_cuda(moved, context, cuda);
-               }},
-              tuning);
-        },
-        tuning, shape));
+    MK_ASSIGN_OR_RETURN(auto made, Base::template make<CollectiveOperator>(session, shape, tuning));
     return std::unique_ptr<Collective::Impl>(std::move(made));
-  }
-  /// Not collective.
-  static Result<std::uint64_t> workspace_bytes(const Session& session, const Shape& shape,
-                                               const Tuning& tuning) {
-    MK_ASSIGN_OR_RETURN(const bool on_device, wants_device(Kind::kName, tuning.executor));
-    if (on_device) MK_RETURN_IF_ERROR(expect_device(*session.impl()));
-    MK_ASSIGN_OR_RETURN(const auto plan, make_plan(session.options(), shape, tuning));
-    return plan.workspace_bytes;
   }
 
   Result<LaunchStats> launch(const void* input, void* output, std::uint64_t m,
                              LaunchOptions options) override {
     MK_RETURN_IF_ERROR(check(input, output, m));
-    if (device() != nullptr) {
-      return run_on_device(Kind::kName, *session_, *device(), [&](CudaStream stream) {
-        device()->set_tag(options.tag);
-        return device()->launch(stream, input, output, static_cast<std::uint32_t>(m),
-                                kernel_mode(options.mode));
-      });
-    }
-    return core().note(run_launch(*session_, [&] {
-      cpu().runner().set_tag(options.tag);
-      return cpu().launch(input, output, static_cast<std::uint32_t>(m), kernel_mode(options.mode));
-    }));
+    const auto rows = static_cast<std::uint32_t>(m);
+    const kernels::Mode mode = kernel_mode(options.mode);
+    return Base::run(
+        options,
+        [&](CudaStream stream) { return device()->launch(stream, input, output, rows, mode); },
+        [&] { return cpu().launch(input, output, rows, mode); });
   }
   Status launch_on(CudaStream stream, const void* input, void* output, std::uint64_t m,
                    LaunchOptions options) override {
-    return launch_on_device(Kind::kName, *session_, device(), [&]() -> Status {
+    return Base::put(options, [&]() -> Status {
       MK_RETURN_IF_ERROR(check(input, output, m));
-      device()->set_tag(options.tag);
       return device()->launch(stream, input, output, static_cast<std::uint32_t>(m),
                               kernel_mode(options.mode));
     });
@@ -148,29 +165,19 @@ class __attribute__((visibility("hidden"))) CollectiveOperator final
   std::vector<TraceSpan> trace() const override { return Base::trace(); }
 
  private:
-  CollectiveOperator(std::shared_ptr<Session::Impl> session, const Shape& shape)
-      : Base(std::move(session)), shape_(shape) {}
-
-  static Result<typename Kind::Plan> make_plan(const AttachOptions& options, const Shape& shape,
-                                               const Tuning& tuning) {
-    MK_ASSIGN_OR_RETURN(const CollectiveShape checked,
-                        checked_collective(Kind::kName, shape.m_max, shape.n, shape.dtype));
-    return Kind::make_plan(options, shape, checked, kernel_tiling(tuning));
-  }
   Status check(const void* input, const void* output, std::uint64_t m) const {
-    if (m < 1 || m > shape_.m_max) {
+    const typename Op::Shape& shape = Base::checked().given;
+    if (m < 1 || m > shape.m_max) {
       return fail(ErrorCode::kInvalidArgument,
-                  "{} was created for m from 1 to {}; launched with {}", Kind::kName, shape_.m_max,
+                  "{} was created for m from 1 to {}; launched with {}", Kind::kName, shape.m_max,
                   m);
     }
     const AttachOptions& place = session_->options();
     return check_collective(Kind::kName, input, output,
                             {Op::input_rows(m, place.world, place.rank).count,
                              Op::output_rows(m, place.world, place.rank).count},
-                            shape_.n * bytes_of(shape_.dtype));
+                            shape.n * bytes_of(shape.dtype));
   }
-
-  Shape shape_;
 };
 
 }  // namespace mk

@@ -1,6 +1,24 @@
 /// \file
-/// What every operator class is behind its public face: a session, and a core on one of two
-/// executors that equal operators share.
+/// `Operator<Kind>` is every operator class behind its public face: checked arguments, the agreed
+/// plan, and a core on one of two executors, with its memory, that equal operators share. A Kind is
+/// an operator's own part:
+///
+///     static constexpr std::string_view kName;       // in messages: "gemm-rs"
+///     static constexpr Adapts kAdapts;               // where Partition::kAdaptive is possible
+///     static constexpr bool kAlone;                  // equal operators have cores of their own
+///     using Shape, Tuning;                           // of the public class
+///     using Checked;                                 // the shape when it has passed
+///     using Plan, Cpu;                               // of kernels/
+///     using Device;                                  // of device_operator.h
+///     static Result<Checked> checked(const Shape&);
+///     static Status check_tuning(const Tuning&, bool on_device);
+///     static Result<Plan> cpu_plan(const AttachOptions&, const Checked&, const Tuning&);
+///     static Result<std::unique_ptr<Cpu>> make_cpu(const Plan&, const Checked&,
+///                                                  const kernels::RankContext&,
+///                                                  const kernels::CpuOptions&, const Tuning&);
+///     static Result<std::unique_ptr<Device>> make_device(Session::Impl&, const Checked&,
+///                                                        const Tuning&);
+///     static Result<std::uint64_t> device_bytes(Session::Impl&, const Checked&, const Tuning&);
 #pragma once
 
 #include <atomic>
@@ -55,10 +73,31 @@ struct ExecutorCore final : OperatorCore {
   std::atomic<bool> broken_{false};
 };
 
-/// `Kind::kName` is the operator's name in messages.
-template <class Kind, class Cpu, class Device>
-class __attribute__((visibility("hidden"))) ExecutorOperator {
+enum class Adapts { kNever, kOnGpus, kOnBoth };
+
+template <class Kind>
+class __attribute__((visibility("hidden"))) Operator {
  public:
+  using Cpu = typename Kind::Cpu;
+  using Device = typename Kind::Device;
+  using Tuning = typename Kind::Tuning;
+  using Checked = typename Kind::Checked;
+
+  Operator(std::shared_ptr<Session::Impl> session, const Checked& checked)
+      : session_(std::move(session)), checked_(checked) {}
+
+  /// Not collective.
+  static Result<std::uint64_t> workspace_bytes(const Session& session,
+                                               const typename Kind::Shape& shape,
+                                               const Tuning& tuning) {
+    MK_ASSIGN_OR_RETURN(const Checked checked, Kind::checked(shape));
+    MK_ASSIGN_OR_RETURN(const bool on_device, wants_device(Kind::kName, tuning.executor));
+    MK_RETURN_IF_ERROR(Kind::check_tuning(tuning, on_device));
+    if (on_device) return Kind::device_bytes(*session.impl(), checked, tuning);
+    MK_ASSIGN_OR_RETURN(const auto plan, Kind::cpu_plan(session.options(), checked, tuning));
+    return workspace_bytes_of(plan);
+  }
+
   Status status() const { return device_status(*session_, device()); }
   Result<LaunchStats> finish(CudaStream stream) {
     return finish_on_device(Kind::kName, *session_, device(), stream);
@@ -69,20 +108,66 @@ class __attribute__((visibility("hidden"))) ExecutorOperator {
  protected:
   using Core = ExecutorCore<Cpu, Device>;
 
-  explicit ExecutorOperator(std::shared_ptr<Session::Impl> session)
-      : session_(std::move(session)) {}
+  /// Collective: an operator, with the core of an equal one, or a new one. `Made`: derived from
+  /// this.
+  template <class Made>
+  static Result<std::unique_ptr<Made>> make(Session& session, const typename Kind::Shape& shape,
+                                            const Tuning& tuning) {
+    MK_ASSIGN_OR_RETURN(const Checked checked, Kind::checked(shape));
+    MK_ASSIGN_OR_RETURN(const bool on_device, wants_device(Kind::kName, tuning.executor));
+    const bool adapts = Kind::kAdapts == Adapts::kOnBoth ||
+                        (Kind::kAdapts == Adapts::kOnGpus && on_device);
+    MK_RETURN_IF_ERROR(check_partition(Kind::kName, tuning, adapts));
+    MK_RETURN_IF_ERROR(Kind::check_tuning(tuning, on_device));
+    std::optional<typename Kind::Plan> plan;
+    kernels::CpuOptions own;
+    if (!on_device) {
+      MK_ASSIGN_OR_RETURN(plan, Kind::cpu_plan(session.options(), checked, tuning));
+      MK_ASSIGN_OR_RETURN(own, kernel_options(tuning, *session.impl()));
+    }
+    std::unique_ptr<Made> made(new Made(session.impl(), checked));
+    MK_RETURN_IF_ERROR(made->find_or_make_core(plan, own, tuning, shape));
+    return made;
+  }
 
-  /// Collective: the core of an equal operator, or a new one. On the CPU `plan` says what memory it
-  /// takes, and hears where that is; then `make_cpu(context)` makes it. Without a plan
-  /// `make_device()` does. `alone`: equal operators have cores of their own. `parts`: what equal
-  /// operators have in common, besides the tuning.
-  template <class Plan, class MakeCpu, class MakeDevice, class Tuning, class... Parts>
-  Status find_or_make_core(std::optional<Plan>& plan, bool alone, MakeCpu&& make_cpu,
-                           MakeDevice&& make_device, const Tuning& tuning, const Parts&... parts) {
+  /// A launch to its end: `on_device(stream)` or `on_cpu()`.
+  template <class OnDevice, class OnCpu>
+  Result<LaunchStats> run(LaunchOptions options, OnDevice&& on_device, OnCpu&& on_cpu) {
+    if (device() != nullptr) {
+      return run_on_device(Kind::kName, *session_, *device(), [&](CudaStream stream) {
+        device()->set_tag(options.tag);
+        return on_device(stream);
+      });
+    }
+    return core().note(run_launch(*session_, [&] {
+      cpu().runner().set_tag(options.tag);
+      return on_cpu();
+    }));
+  }
+  /// A launch put on a stream by `on_device()`.
+  template <class OnDevice>
+  Status put(LaunchOptions options, OnDevice&& on_device) {
+    return launch_on_device(Kind::kName, *session_, device(), [&]() -> Status {
+      device()->set_tag(options.tag);
+      return on_device();
+    });
+  }
+
+  Device* device() const { return core_->device.get(); }
+  Cpu& cpu() const { return *core_->cpu; }
+  Core& core() const { return *core_; }
+  const Checked& checked() const { return checked_; }
+
+  std::shared_ptr<Session::Impl>
+      session_;  ///< keeps the segment mapped while blocks may look at it
+
+ private:
+  Status find_or_make_core(std::optional<typename Kind::Plan>& plan, const kernels::CpuOptions& own,
+                           const Tuning& tuning, const typename Kind::Shape& shape) {
     const auto make = [&]() -> Result<std::shared_ptr<Core>> {
       auto core = std::make_shared<Core>();
       if (!plan) {
-        MK_ASSIGN_OR_RETURN(core->device, make_device());
+        MK_ASSIGN_OR_RETURN(core->device, Kind::make_device(*session_, checked_, tuning));
         return core;
       }
       MK_ASSIGN_OR_RETURN(
@@ -93,23 +178,17 @@ class __attribute__((visibility("hidden"))) ExecutorOperator {
               plan->workspace, plan->flag_count(), tuning.own_workspace));
       plan->move_data(memory.data_moved());
       core->memory.emplace(std::move(memory));
-      MK_ASSIGN_OR_RETURN(core->cpu, make_cpu(core->memory->context()));
+      MK_ASSIGN_OR_RETURN(core->cpu,
+                          Kind::make_cpu(*plan, checked_, core->memory->context(), own, tuning));
       return core;
     };
+    const bool alone = Kind::kAlone || tuning.own_workspace;
     MK_ASSIGN_OR_RETURN(
-        core_, SharedCores::find_or_make<Core>(
-                   *session_, Kind::kName, alone || tuning.own_workspace, make, tuning, parts...));
+        core_, SharedCores::find_or_make<Core>(*session_, Kind::kName, alone, make, tuning, shape));
     return {};
   }
 
-  Device* device() const { return core_->device.get(); }
-  Cpu& cpu() const { return *core_->cpu; }
-  Core& core() const { return *core_; }
-
-  std::shared_ptr<Session::Impl>
-      session_;  ///< keeps the segment mapped while blocks may look at it
-
- private:
+  const Checked checked_;
   CoreShare<Core> core_;
 };
 

@@ -16,6 +16,7 @@ namespace {
 
 struct GemmAllReduceKind {
   static constexpr std::string_view kName = "gemm-ar";
+  using Shape = GemmAllReduce::Shape;
   static constexpr bool kAddsPartials = true;
   static constexpr bool kKeepsOutput = true;
   using Plan = kernels::GemmArPlan;
@@ -37,7 +38,6 @@ struct GemmAllReduceKind {
                       kernels::plan::with_exchange(problem, tiling), of.result);
   }
   static GemmRows rows(const AttachOptions&, std::uint64_t m) { return {m, m}; }
-  static std::uint64_t workspace_bytes(const Plan& plan) { return plan.workspace_bytes(); }
   static auto make_cpu(const Plan& plan, std::uint32_t k, const kernels::RankContext& context,
                        const kernels::GemmCpuOptions& options) {
     return Cpu::create(plan, k, context, options);
@@ -59,7 +59,7 @@ struct GemmAllReduceKind {
 class __attribute__((visibility("hidden"))) GemmAllReduce::Impl
     : public GemmOperator<GemmAllReduceKind> {
  public:
-  explicit Impl(GemmOperator&& made) : GemmOperator(std::move(made)) {}
+  using GemmOperator::GemmOperator;
 };
 
 Result<GemmAllReduce> GemmAllReduce::create(Session& session, const Shape& shape) {
@@ -67,13 +67,13 @@ Result<GemmAllReduce> GemmAllReduce::create(Session& session, const Shape& shape
 }
 Result<GemmAllReduce> GemmAllReduce::create(Session& session, const Shape& shape,
                                             const Tuning& tuning) {
-  MK_ASSIGN_OR_RETURN(auto made, Impl::GemmOperator::create(session, shape, tuning));
-  return GemmAllReduce(std::make_unique<Impl>(std::move(made)));
+  MK_ASSIGN_OR_RETURN(auto made, Impl::make<Impl>(session, shape, tuning));
+  return GemmAllReduce(std::move(made));
 }
 
 Result<std::uint64_t> GemmAllReduce::workspace_bytes(const Session& session, const Shape& shape,
                                                      const Tuning& tuning) {
-  return Impl::GemmOperator::workspace_bytes(session, shape, tuning);
+  return Impl::workspace_bytes(session, shape, tuning);
 }
 Result<std::uint64_t> GemmAllReduce::workspace_bytes(const Session& session, const Shape& shape) {
   return workspace_bytes(session, shape, {});

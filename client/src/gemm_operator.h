@@ -4,12 +4,12 @@
 /// memory. `Kind` says what is an operator's own:
 ///
 ///     static constexpr std::string_view kName;      // in messages: "gemm-rs"
+///     using Shape;                                  // of the public class
 ///     static constexpr bool kAddsPartials;           // of several ranks
 ///     static constexpr bool kKeepsOutput;            // in its workspace, where C is null
 ///     using Plan, Cpu;                               // of kernels/
 ///     static Result<Plan> make_plan(const AttachOptions&, const DeviceShape&,
 ///                                   const kernels::Tiling&);
-///     static std::uint64_t workspace_bytes(const Plan&);
 ///     static Result<std::unique_ptr<Cpu>> make_cpu(const Plan&, std::uint32_t k,
 ///                                                  const kernels::RankContext&,
 ///                                                  const kernels::GemmCpuOptions&);
@@ -36,79 +36,82 @@
 
 namespace mk {
 
+/// Their part of an operator (executor_operator.h).
+template <class Product>
+struct GemmKind {
+  static constexpr std::string_view kName = Product::kName;
+  static constexpr Adapts kAdapts = Adapts::kOnBoth;
+  static constexpr bool kAlone = false;
+  using Shape = typename Product::Shape;
+  using Tuning = mk::Tuning;
+  using Checked = DeviceShape;
+  using Plan = typename Product::Plan;
+  using Cpu = typename Product::Cpu;
+  using Device = DeviceGemm;
+  static constexpr auto make_device = Product::make_device;
+  static constexpr auto device_bytes = Product::device_bytes;
+
+  static Result<Checked> checked(const Shape& shape) {
+    Checked checked;
+    MK_ASSIGN_OR_RETURN(checked.shape, checked_shape(kName, shape.m_max, shape.n, shape.k));
+    MK_ASSIGN_OR_RETURN(checked.dtype, checked_dtype(kName, shape.dtype));
+    MK_ASSIGN_OR_RETURN(checked.b_layout, checked_layout(kName, shape.b_layout));
+    MK_ASSIGN_OR_RETURN(checked.result.epilogue, checked_epilogue(kName, shape.epilogue));
+    if constexpr (requires { shape.partials; }) {
+      MK_ASSIGN_OR_RETURN(checked.result.partials, checked_partials(kName, shape.partials));
+    }
+    return checked;
+  }
+  static Status check_tuning(const Tuning& tuning, bool on_device) {
+    if (!on_device || !tuning.count_nonfinite || !Product::kAddsPartials) return {};
+    return fail(ErrorCode::kUnsupported,
+                "{} counts partial sums that are not finite (Tuning::count_nonfinite) on CPUs "
+                "only; leave that out, or choose Executor::kCpu",
+                kName);
+  }
+  static Result<Plan> cpu_plan(const AttachOptions& options, const Checked& checked,
+                               const Tuning& tuning) {
+    return Product::make_plan(options, checked, kernel_tiling(tuning));
+  }
+  static Result<std::unique_ptr<Cpu>> make_cpu(const Plan& plan, const Checked& checked,
+                                               const kernels::RankContext& context,
+                                               const kernels::CpuOptions& own,
+                                               const Tuning& tuning) {
+    kernels::GemmCpuOptions options{own};
+    options.count_nonfinite = tuning.count_nonfinite;
+    options.b_layout = checked.b_layout;
+    return Product::make_cpu(plan, checked.shape.k, context, options);
+  }
+};
+
 template <class Kind>
-class __attribute__((visibility("hidden"))) GemmOperator
-    : public ExecutorOperator<Kind, typename Kind::Cpu, DeviceGemm> {
-  using Base = ExecutorOperator<Kind, typename Kind::Cpu, DeviceGemm>;
+class __attribute__((visibility("hidden"))) GemmOperator : public Operator<GemmKind<Kind>> {
+  using Base = Operator<GemmKind<Kind>>;
   using Base::core;
   using Base::cpu;
   using Base::device;
   using Base::session_;
 
  public:
-  /// Collective. `Shape`: the operator's public one.
-  template <class Shape>
-  static Result<GemmOperator> create(Session& session, const Shape& shape, const Tuning& tuning) {
-    const auto name = Kind::kName;
-    MK_ASSIGN_OR_RETURN(const DeviceShape checked, checked_of(shape));
-    MK_ASSIGN_OR_RETURN(const bool on_device, wants_device(name, tuning.executor));
-    MK_RETURN_IF_ERROR(check_partition(name, tuning, true));
-    if (on_device && tuning.count_nonfinite && Kind::kAddsPartials) {
-      return fail(ErrorCode::kUnsupported,
-                  "{} counts partial sums that are not finite (Tuning::count_nonfinite) on CPUs "
-                  "only; leave that out, or choose Executor::kCpu",
-                  name);
-    }
-    std::optional<typename Kind::Plan> plan;
-    kernels::CpuOptions own;
-    if (!on_device) {
-      MK_ASSIGN_OR_RETURN(plan, cpu_plan(session.options(), checked, tuning));
-      MK_ASSIGN_OR_RETURN(own, kernel_options(tuning, *session.impl()));
-    }
-    GemmOperator made(session.impl(), checked);
-    MK_RETURN_IF_ERROR(made.find_or_make_core(
-        plan, false,
-        [&](const kernels::RankContext& context) {
-          kernels::GemmCpuOptions options{own};
-          options.count_nonfinite = tuning.count_nonfinite;
-          options.b_layout = checked.b_layout;
-          return Kind::make_cpu(*plan, checked.shape.k, context, options);
-        },
-        [&] { return Kind::make_device(*session.impl(), checked, tuning); }, tuning, shape));
-    return made;
-  }
-
-  /// Not collective.
-  template <class Shape>
-  static Result<std::uint64_t> workspace_bytes(const Session& session, const Shape& shape,
-                                               const Tuning& tuning) {
-    MK_ASSIGN_OR_RETURN(const DeviceShape checked, checked_of(shape));
-    MK_ASSIGN_OR_RETURN(const bool on_device, wants_device(Kind::kName, tuning.executor));
-    if (on_device) return Kind::device_bytes(*session.impl(), checked, tuning);
-    MK_ASSIGN_OR_RETURN(const auto plan, cpu_plan(session.options(), checked, tuning));
-    return Kind::workspace_bytes(plan);
-  }
+  using Base::Base;
+  using Base::make;
 
   Result<LaunchStats> launch(const kernels::GemmMatrices& given, std::uint64_t m,
                              LaunchOptions options) {
-    MK_ASSIGN_OR_RETURN(const kernels::GemmMatrices arguments, checked(given, m));
-    if (device() != nullptr) {
-      return run_on_device(Kind::kName, *session_, *device(), [&](CudaStream stream) {
-        return put_on(stream, arguments, m, options);
-      });
-    }
-    return core().note(run_launch(*session_, [&] {
-      cpu().runner().set_tag(options.tag);
-      return Kind::launch(cpu(), arguments, static_cast<std::uint32_t>(m),
-                          kernel_mode(options.mode));
-    }));
+    MK_ASSIGN_OR_RETURN(const kernels::GemmMatrices matrices, checked_launch(given, m));
+    const auto rows = static_cast<std::uint32_t>(m);
+    const kernels::Mode mode = kernel_mode(options.mode);
+    return Base::run(
+        options, [&](CudaStream stream) { return device()->launch(stream, matrices, rows, mode); },
+        [&] { return Kind::launch(cpu(), matrices, rows, mode); });
   }
 
   Status launch_on(CudaStream stream, const kernels::GemmMatrices& given, std::uint64_t m,
                    LaunchOptions options) {
-    return launch_on_device(Kind::kName, *session_, device(), [&]() -> Status {
-      MK_ASSIGN_OR_RETURN(const kernels::GemmMatrices arguments, checked(given, m));
-      return put_on(stream, arguments, m, options);
+    return Base::put(options, [&]() -> Status {
+      MK_ASSIGN_OR_RETURN(const kernels::GemmMatrices matrices, checked_launch(given, m));
+      return device()->launch(stream, matrices, static_cast<std::uint32_t>(m),
+                              kernel_mode(options.mode));
     });
   }
   /// Where A may lie that the operator then need not copy, if there is such a place and no other
@@ -124,24 +127,9 @@ class __attribute__((visibility("hidden"))) GemmOperator
   }
 
  private:
-  template <class Shape>
-  static Result<DeviceShape> checked_of(const Shape& shape) {
-    DeviceShape checked;
-    MK_ASSIGN_OR_RETURN(checked.shape, checked_shape(Kind::kName, shape.m_max, shape.n, shape.k));
-    MK_ASSIGN_OR_RETURN(checked.dtype, checked_dtype(Kind::kName, shape.dtype));
-    MK_ASSIGN_OR_RETURN(checked.b_layout, checked_layout(Kind::kName, shape.b_layout));
-    MK_ASSIGN_OR_RETURN(checked.result.epilogue, checked_epilogue(Kind::kName, shape.epilogue));
-    if constexpr (requires { shape.partials; }) {
-      MK_ASSIGN_OR_RETURN(checked.result.partials, checked_partials(Kind::kName, shape.partials));
-    }
-    return checked;
-  }
-  static auto cpu_plan(const AttachOptions& options, const DeviceShape& of, const Tuning& tuning) {
-    return Kind::make_plan(options, of, kernel_tiling(tuning));
-  }
-
   /// A launch's arguments with their pitches.
-  Result<kernels::GemmMatrices> checked(const kernels::GemmMatrices& given, std::uint64_t m) const {
+  Result<kernels::GemmMatrices> checked_launch(const kernels::GemmMatrices& given,
+                                               std::uint64_t m) const {
     MK_RETURN_IF_ERROR(Kind::check(given));
     MK_RETURN_IF_ERROR(check_m(m));
     if (given.c == nullptr && Kind::kKeepsOutput && !core().claim_all()) {
@@ -150,26 +138,16 @@ class __attribute__((visibility("hidden"))) GemmOperator
                   "share; bring C, or create the operator with Tuning::own_workspace",
                   Kind::kName);
     }
-    return checked_matrices(Kind::kName, shape_, Kind::rows(session_->options(), m), given,
+    return checked_matrices(Kind::kName, Base::checked(), Kind::rows(session_->options(), m), given,
                             device() != nullptr);
   }
 
   Status check_m(std::uint64_t m) const {
-    if (m != 0 && m <= shape_.shape.m) return {};
+    const std::uint64_t most = Base::checked().shape.m;
+    if (m != 0 && m <= most) return {};
     return fail(ErrorCode::kInvalidArgument, "{} was created for m from 1 to {}; launched with {}",
-                Kind::kName, shape_.shape.m, m);
+                Kind::kName, most, m);
   }
-  Status put_on(CudaStream stream, const kernels::GemmMatrices& arguments, std::uint64_t m,
-                LaunchOptions options) {
-    device()->set_tag(options.tag);
-    return device()->launch(stream, arguments, static_cast<std::uint32_t>(m),
-                            kernel_mode(options.mode));
-  }
-
-  GemmOperator(std::shared_ptr<Session::Impl> session, const DeviceShape& shape)
-      : Base(std::move(session)), shape_(shape) {}
-
-  DeviceShape shape_;
 };
 
 }  // namespace mk

@@ -15,6 +15,7 @@ namespace {
 
 struct GemmReduceScatterKind {
   static constexpr std::string_view kName = "gemm-rs";
+  using Shape = GemmReduceScatter::Shape;
   static constexpr bool kAddsPartials = true;
   static constexpr bool kKeepsOutput = false;
   using Plan = kernels::GemmRsPlan;
@@ -29,7 +30,6 @@ struct GemmReduceScatterKind {
   static GemmRows rows(const AttachOptions& options, std::uint64_t m) {
     return {m, rows_of_rank(m, options.world, options.rank).count};
   }
-  static std::uint64_t workspace_bytes(const Plan& plan) { return plan.workspace_bytes(); }
   static auto make_cpu(const Plan& plan, std::uint32_t k, const kernels::RankContext& context,
                        const kernels::GemmCpuOptions& options) {
     return Cpu::create(plan, k, context, options);
@@ -48,7 +48,7 @@ struct GemmReduceScatterKind {
 class __attribute__((visibility("hidden"))) GemmReduceScatter::Impl
     : public GemmOperator<GemmReduceScatterKind> {
  public:
-  explicit Impl(GemmOperator&& made) : GemmOperator(std::move(made)) {}
+  using GemmOperator::GemmOperator;
 };
 
 Result<GemmReduceScatter> GemmReduceScatter::create(Session& session, const Shape& shape) {
@@ -56,13 +56,13 @@ Result<GemmReduceScatter> GemmReduceScatter::create(Session& session, const Shap
 }
 Result<GemmReduceScatter> GemmReduceScatter::create(Session& session, const Shape& shape,
                                                     const Tuning& tuning) {
-  MK_ASSIGN_OR_RETURN(auto made, Impl::GemmOperator::create(session, shape, tuning));
-  return GemmReduceScatter(std::make_unique<Impl>(std::move(made)));
+  MK_ASSIGN_OR_RETURN(auto made, Impl::make<Impl>(session, shape, tuning));
+  return GemmReduceScatter(std::move(made));
 }
 
 Result<std::uint64_t> GemmReduceScatter::workspace_bytes(const Session& session, const Shape& shape,
                                                          const Tuning& tuning) {
-  return Impl::GemmOperator::workspace_bytes(session, shape, tuning);
+  return Impl::workspace_bytes(session, shape, tuning);
 }
 Result<std::uint64_t> GemmReduceScatter::workspace_bytes(const Session& session,
                                                          const Shape& shape) {

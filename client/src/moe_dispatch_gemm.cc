@@ -11,29 +11,16 @@
 #include <utility>
 #include <vector>
 
-#include "client/src/executor_operator.h"
+#include "client/src/expert_operator.h"
 #include "kernels/ops/moe/cpu.h"
 #include "kernels/ops/moe/spec.h"
 
 namespace mk {
 namespace {
 
-struct MoeKind {
-  static constexpr std::string_view kName = "moe-dispatch";
-};
-constexpr std::string_view kOp = MoeKind::kName;
+constexpr std::string_view kOp = "moe-dispatch";
 
-// A caller reads the plan's rows where they are.
-static_assert(sizeof(MoeRow) == sizeof(kernels::MoeRow) &&
-              offsetof(MoeRow, rank) == offsetof(kernels::MoeRow, rank) &&
-              offsetof(MoeRow, token) == offsetof(kernels::MoeRow, token) &&
-              offsetof(MoeRow, slot) == offsetof(kernels::MoeRow, slot) &&
-              offsetof(MoeRow, weight) == offsetof(kernels::MoeRow, weight));
-
-Result<kernels::MoeDispatchShape> checked(const MoeDispatchGemm::Shape& shape) {
-  MK_RETURN_IF_ERROR(check_dimension(kOp, "tokens_max", shape.tokens_max));
-  MK_RETURN_IF_ERROR(check_dimension(kOp, "hidden", shape.hidden));
-  MK_RETURN_IF_ERROR(check_dimension(kOp, "features", shape.features));
+Result<kernels::MoeDispatchShape> checked_shape(const MoeDispatchGemm::Shape& shape) {
   if (shape.rows_max != 0) MK_RETURN_IF_ERROR(check_dimension(kOp, "rows_max", shape.rows_max));
   if (shape.epilogue > MoeEpilogue::kGatedSiluInterleaved) {
     return fail(ErrorCode::kInvalidArgument,
@@ -50,78 +37,62 @@ Result<kernels::MoeDispatchShape> checked(const MoeDispatchGemm::Shape& shape) {
                                    shape.bias};
 }
 
-Result<DeviceMoeShape> checked_all(const MoeDispatchGemm::Shape& shape) {
-  DeviceMoeShape all;
-  MK_ASSIGN_OR_RETURN(all.shape, checked(shape));
-  MK_ASSIGN_OR_RETURN(all.dtype, checked_dtype(kOp, shape.dtype));
-  MK_ASSIGN_OR_RETURN(all.b_layout, checked_layout(kOp, shape.b_layout));
-  return all;
-}
+struct MoeKind {
+  static constexpr std::string_view kName = kOp;
+  static constexpr Adapts kAdapts = Adapts::kOnGpus;
+  static constexpr bool kAlone = true;  // its rows stay in its words, where a combine reads them
+  using Shape = MoeDispatchGemm::Shape;
+  using Tuning = mk::Tuning;
+  using Checked = DeviceMoeShape;
+  using Plan = kernels::MoeDispatchPlan;
+  using Cpu = kernels::MoeDispatchCpu;
+  using Device = DeviceMoe;
+  static constexpr auto make_device = &make_device_moe;
+  static constexpr auto device_bytes = &device_workspace_moe;
 
-Result<kernels::MoeDispatchPlan> cpu_plan(const AttachOptions& options, const DeviceMoeShape& shape,
-                                          const Tuning& tuning) {
-  return kernels::MoeDispatchPlan::make(options.nodes, options.local_size, shape.shape, shape.dtype,
-                                        kernel_tiling(tuning));
-}
+  static Result<Checked> checked(const Shape& shape) {
+    return checked_experts<Checked>(kOp, shape, checked_shape);
+  }
+  static Status check_tuning(const Tuning& tuning, bool on_device) {
+    return on_device ? check_own_tiles(kOp, tuning) : Status{};
+  }
+  static Result<Plan> cpu_plan(const AttachOptions& options, const Checked& checked,
+                               const Tuning& tuning) {
+    return Plan::make(options.nodes, options.local_size, checked.shape, checked.dtype,
+                      kernel_tiling(tuning));
+  }
+  static Result<std::unique_ptr<Cpu>> make_cpu(const Plan& plan, const Checked& checked,
+                                               const kernels::RankContext& context,
+                                               const kernels::CpuOptions& own, const Tuning&) {
+    kernels::MoeDispatchCpuOptions options{own};
+    options.b_layout = checked.b_layout;
+    return Cpu::create(plan, context, options);
+  }
+};
 
 }  // namespace
 
-class __attribute__((visibility("hidden"))) MoeDispatchGemm::Impl
-    : public ExecutorOperator<MoeKind, kernels::MoeDispatchCpu, DeviceMoe> {
+class __attribute__((visibility("hidden"))) MoeDispatchGemm::Impl : public Operator<MoeKind> {
  public:
-  static Result<std::unique_ptr<Impl>> create(Session& session, const Shape& shape,
-                                              const Tuning& tuning) {
-    MK_ASSIGN_OR_RETURN(const DeviceMoeShape all, checked_all(shape));
-    MK_ASSIGN_OR_RETURN(const bool on_device, wants_device(kOp, tuning.executor));
-    MK_RETURN_IF_ERROR(check_partition(kOp, tuning, on_device));
-    std::optional<kernels::MoeDispatchPlan> plan;
-    kernels::CpuOptions own;
-    if (on_device) {
-      MK_RETURN_IF_ERROR(check_own_tiles(kOp, tuning));
-    } else {
-      MK_ASSIGN_OR_RETURN(plan, cpu_plan(session.options(), all, tuning));
-      MK_ASSIGN_OR_RETURN(own, kernel_options(tuning, *session.impl()));
-    }
-    std::unique_ptr<Impl> made(new Impl(session.impl(), all.shape));
-    // Its rows stay in its words, where a combine reads them.
-    constexpr bool kAlone = true;
-    MK_RETURN_IF_ERROR(made->find_or_make_core(
-        plan, kAlone,
-        [&](const kernels::RankContext& context) {
-          kernels::MoeDispatchCpuOptions options{own};
-          options.b_layout = all.b_layout;
-          return kernels::MoeDispatchCpu::create(*plan, context, options);
-        },
-        [&] { return make_device_moe(*session.impl(), all, tuning); }, tuning, shape));
-    if (plan) made->shape_ = plan->shape;
-    return made;
-  }
+  using Operator::make;
+  using Operator::Operator;
 
   Result<LaunchStats> launch(const Input& input, const Output& output, LaunchOptions options) {
-    MK_RETURN_IF_ERROR(check_count(input));
-    if (device() != nullptr) {
-      return run_on_device(kOp, *session_, *device(), [&](CudaStream stream) {
-        device()->set_tag(options.tag);
-        return device()->launch(stream, kernel_input(input), output.y, output.capacity,
-                                kernel_mode(options.mode));
-      });
-    }
-    // More room than the operator can fill is of no harm.
-    const std::uint64_t capacity = std::min<std::uint64_t>(output.capacity, shape_.rows_max);
-    return core().note(run_launch(*session_, [&] {
-      cpu().runner().set_tag(options.tag);
-      return cpu().launch(kernel_input(input), output.y, static_cast<std::uint32_t>(capacity),
-                          kernel_mode(options.mode));
-    }));
+    MK_RETURN_IF_ERROR(check_count(kOp, checked().shape.tokens_max, input.count));
+    return run(
+        options, [&](CudaStream stream) { return put_on(stream, input, output, options); },
+        [&] {
+          // More room than the operator can fill is of no harm.
+          const std::uint64_t capacity =
+              std::min<std::uint64_t>(output.capacity, cpu().plan().shape.rows_max);
+          return cpu().launch(kernel_input(input), output.y, static_cast<std::uint32_t>(capacity),
+                              kernel_mode(options.mode));
+        });
   }
   Status launch_on(CudaStream stream, const Input& input, const Output& output,
                    LaunchOptions options) {
-    MK_RETURN_IF_ERROR(check_count(input));
-    return launch_on_device(kOp, *session_, device(), [&] {
-      device()->set_tag(options.tag);
-      return device()->launch(stream, kernel_input(input), output.y, output.capacity,
-                              kernel_mode(options.mode));
-    });
+    MK_RETURN_IF_ERROR(check_count(kOp, checked().shape.tokens_max, input.count));
+    return put(options, [&] { return put_on(stream, input, output, options); });
   }
 
   kernels::ShardRange experts() const {
@@ -135,20 +106,15 @@ class __attribute__((visibility("hidden"))) MoeDispatchGemm::Impl
   }
 
  private:
-  Impl(std::shared_ptr<Session::Impl> session, const kernels::MoeDispatchShape& shape)
-      : ExecutorOperator(std::move(session)), shape_(shape) {}
-
-  Status check_count(const Input& input) const {
-    if (input.count <= shape_.tokens_max) return {};
-    return fail(ErrorCode::kInvalidArgument, "{} was created for 0 to {} tokens; launched with {}",
-                kOp, shape_.tokens_max, input.count);
+  Status put_on(CudaStream stream, const Input& input, const Output& output,
+                LaunchOptions options) {
+    return device()->launch(stream, kernel_input(input), output.y, output.capacity,
+                            kernel_mode(options.mode));
   }
   static kernels::MoeDispatchInput kernel_input(const Input& input) {
     return {input.tokens,         input.ids, input.weights, static_cast<std::uint32_t>(input.count),
             input.expert_weights, input.bias};
   }
-
-  kernels::MoeDispatchShape shape_;  ///< on a CPU with rows_max as chosen
 };
 
 Result<MoeDispatchGemm> MoeDispatchGemm::create(Session& session, const Shape& shape) {
@@ -157,20 +123,13 @@ Result<MoeDispatchGemm> MoeDispatchGemm::create(Session& session, const Shape& s
 
 Result<MoeDispatchGemm> MoeDispatchGemm::create(Session& session, const Shape& shape,
                                                 const Tuning& tuning) {
-  MK_ASSIGN_OR_RETURN(auto made, Impl::create(session, shape, tuning));
+  MK_ASSIGN_OR_RETURN(auto made, Impl::make<Impl>(session, shape, tuning));
   return MoeDispatchGemm(std::move(made));
 }
 
 Result<std::uint64_t> MoeDispatchGemm::workspace_bytes(const Session& session, const Shape& shape,
                                                        const Tuning& tuning) {
-  MK_ASSIGN_OR_RETURN(const DeviceMoeShape all, checked_all(shape));
-  MK_ASSIGN_OR_RETURN(const bool on_device, wants_device(kOp, tuning.executor));
-  if (on_device) {
-    MK_RETURN_IF_ERROR(check_own_tiles(kOp, tuning));
-    return device_workspace_moe(*session.impl(), all, tuning);
-  }
-  MK_ASSIGN_OR_RETURN(const auto plan, cpu_plan(session.options(), all, tuning));
-  return plan.workspace_bytes();
+  return Impl::workspace_bytes(session, shape, tuning);
 }
 Result<std::uint64_t> MoeDispatchGemm::workspace_bytes(const Session& session, const Shape& shape) {
   return workspace_bytes(session, shape, {});

@@ -80,6 +80,15 @@ Result<LaunchStats> run_launch(const Session::Impl& session, Launch&& launch) {
   return finish_launch(session, launch());
 }
 
+template <class Plan>
+std::uint64_t workspace_bytes_of(const Plan& plan) {
+  if constexpr (requires { plan.workspace_bytes(); }) {
+    return plan.workspace_bytes();
+  } else {
+    return plan.workspace_bytes;
+  }
+}
+
 /// kInvalidArgument for an operator of the CPU.
 Status check_device(std::string_view op, const DeviceOperator* device);
 /// Which of `cpu` and `device` an operator has; kInvalidArgument for no executor at all.

@@ -16,27 +16,13 @@
 namespace mk {
 namespace {
 
-struct RingKind {
-  static constexpr std::string_view kName = "ring";
-};
-constexpr std::string_view kOp = RingKind::kName;
+constexpr std::string_view kOp = "ring";
 
 Result<kernels::RingAttentionShape> checked_shape(const RingAttention::Shape& shape) {
   MK_ASSIGN_OR_RETURN(const auto dtype, checked_dtype(kOp, shape.dtype));
   return kernels::RingAttentionShape{shape.seq_max,  shape.query_heads,  shape.key_heads,
                                      shape.head_dim, shape.causal,       dtype,
                                      shape.batch,    shape.sequences_max};
-}
-
-Result<kernels::RingAttentionPlan> cpu_plan(const AttachOptions& options,
-                                            const kernels::RingAttentionShape& shape,
-                                            const RingAttention::Tuning& tuning) {
-  kernels::RingAttentionTiling tiling;
-  tiling.tile_q = tuning.tile_m;
-  tiling.tile_k = tuning.tile_n;
-  tiling.chunk_bytes = tuning.chunk_bytes;
-  tiling.remote_passes = tuning.remote_passes;
-  return kernels::RingAttentionPlan::make(options.nodes, options.local_size, shape, tiling);
 }
 
 /// A kernel has its own tiles, and takes all keys of an item at one time.
@@ -68,58 +54,60 @@ kernels::RingAttentionTensors tensors_of(const RingAttention::Input& in,
   return tensors;
 }
 
+struct RingKind {
+  static constexpr std::string_view kName = kOp;
+  static constexpr Adapts kAdapts = Adapts::kOnGpus;
+  static constexpr bool kAlone = false;
+  using Shape = RingAttention::Shape;
+  using Tuning = RingAttention::Tuning;
+  using Checked = kernels::RingAttentionShape;
+  using Plan = kernels::RingAttentionPlan;
+  using Cpu = kernels::RingAttentionCpu;
+  using Device = DeviceRing;
+  static constexpr auto checked = &checked_shape;
+  static constexpr auto device_bytes = &device_workspace_ring;
+  static constexpr auto make_device = &make_device_ring;
+
+  static Status check_tuning(const Tuning& tuning, bool on_device) {
+    return on_device ? check_for_device(tuning) : Status{};
+  }
+  static Result<Plan> cpu_plan(const AttachOptions& options, const Checked& shape,
+                               const Tuning& tuning) {
+    kernels::RingAttentionTiling tiling;
+    tiling.tile_q = tuning.tile_m;
+    tiling.tile_k = tuning.tile_n;
+    tiling.chunk_bytes = tuning.chunk_bytes;
+    tiling.remote_passes = tuning.remote_passes;
+    return Plan::make(options.nodes, options.local_size, shape, tiling);
+  }
+  static Result<std::unique_ptr<Cpu>> make_cpu(const Plan& plan, const Checked&,
+                                               const kernels::RankContext& context,
+                                               const kernels::CpuOptions& own, const Tuning&) {
+    return Cpu::create(plan, context, own);
+  }
+};
+
 }  // namespace
 
-class __attribute__((visibility("hidden"))) RingAttention::Impl
-    : public ExecutorOperator<RingKind, kernels::RingAttentionCpu, DeviceRing> {
+class __attribute__((visibility("hidden"))) RingAttention::Impl : public Operator<RingKind> {
  public:
-  static Result<std::unique_ptr<Impl>> create(Session& session, const Shape& shape,
-                                              const Tuning& tuning) {
-    MK_ASSIGN_OR_RETURN(const auto checked, checked_shape(shape));
-    MK_ASSIGN_OR_RETURN(const bool on_device, wants_device(kOp, tuning.executor));
-    MK_RETURN_IF_ERROR(check_partition(kOp, tuning, on_device));
-    std::optional<kernels::RingAttentionPlan> plan;
-    kernels::CpuOptions own;
-    if (on_device) {
-      MK_RETURN_IF_ERROR(check_for_device(tuning));
-    } else {
-      MK_ASSIGN_OR_RETURN(plan, cpu_plan(session.options(), checked, tuning));
-      MK_ASSIGN_OR_RETURN(own, kernel_options(tuning, *session.impl()));
-    }
-    std::unique_ptr<Impl> made(new Impl(session.impl()));
-    MK_RETURN_IF_ERROR(made->find_or_make_core(
-        plan, false,
-        [&](const kernels::RankContext& context) {
-          return kernels::RingAttentionCpu::create(*plan, context, own);
-        },
-        [&] { return make_device_ring(*session.impl(), checked, tuning); }, tuning, shape));
-    return made;
-  }
+  using Operator::make;
+  using Operator::Operator;
 
   Result<LaunchStats> launch(const Input& input, const Output& output, std::uint64_t seq,
                              LaunchOptions options) {
     const auto tensors = tensors_of(input, output);
-    if (device() != nullptr) {
-      return run_on_device(kOp, *session_, *device(), [&](CudaStream stream) {
-        device()->set_tag(options.tag);
-        return device()->launch(stream, tensors, seq, kernel_mode(options.mode));
-      });
-    }
-    return core().note(run_launch(*session_, [&] {
-      cpu().runner().set_tag(options.tag);
-      return cpu().launch(tensors, seq, kernel_mode(options.mode));
-    }));
+    const kernels::Mode mode = kernel_mode(options.mode);
+    return run(
+        options, [&](CudaStream stream) { return device()->launch(stream, tensors, seq, mode); },
+        [&] { return cpu().launch(tensors, seq, mode); });
   }
   Status launch_on(CudaStream stream, const Input& input, const Output& output, std::uint64_t seq,
                    LaunchOptions options) {
-    return launch_on_device(kOp, *session_, device(), [&] {
-      device()->set_tag(options.tag);
+    return put(options, [&] {
       return device()->launch(stream, tensors_of(input, output), seq, kernel_mode(options.mode));
     });
   }
-
- private:
-  using ExecutorOperator::ExecutorOperator;
 };
 
 Result<RingAttention> RingAttention::create(Session& session, const Shape& shape) {
@@ -128,20 +116,13 @@ Result<RingAttention> RingAttention::create(Session& session, const Shape& shape
 
 Result<RingAttention> RingAttention::create(Session& session, const Shape& shape,
                                             const Tuning& tuning) {
-  MK_ASSIGN_OR_RETURN(auto made, Impl::create(session, shape, tuning));
+  MK_ASSIGN_OR_RETURN(auto made, Impl::make<Impl>(session, shape, tuning));
   return RingAttention(std::move(made));
 }
 
 Result<std::uint64_t> RingAttention::workspace_bytes(const Session& session, const Shape& shape,
                                                      const Tuning& tuning) {
-  MK_ASSIGN_OR_RETURN(const auto checked, checked_shape(shape));
-  MK_ASSIGN_OR_RETURN(const bool on_device, wants_device(kOp, tuning.executor));
-  if (on_device) {
-    MK_RETURN_IF_ERROR(check_for_device(tuning));
-    return device_workspace_ring(*session.impl(), checked, tuning);
-  }
-  MK_ASSIGN_OR_RETURN(const auto plan, cpu_plan(session.options(), checked, tuning));
-  return plan.workspace_bytes;
+  return Impl::workspace_bytes(session, shape, tuning);
 }
 Result<std::uint64_t> RingAttention::workspace_bytes(const Session& session, const Shape& shape) {
   return workspace_bytes(session, shape, {});

@@ -144,15 +144,6 @@ class CudaOperator : public Interface, private MovingOperator {
   bool traced_ = false;
 };
 
-template <class Plan>
-std::uint64_t workspace_bytes_of(const Plan& plan) {
-  if constexpr (requires { plan.workspace_bytes(); }) {
-    return plan.workspace_bytes();
-  } else {
-    return plan.workspace_bytes;
-  }
-}
-
 /// Makes the kernels' side of an operator from its plan, by `create(plan, context)`.
 template <class Plan, class Create>
 auto moved_plan_maker(const Plan& plan, Create create) {
