@@ -150,15 +150,15 @@ Account account_of(const Problem& problem, const Machine& machine, const Candida
   if (problem.op != Op::kRing) {
     // A tile of experts begins and ends by itself.
     const double steps = problem.shape.k / 64.0 * machine.step_us_256;
-    if (told.flops_per_s <= 0) account.rates.flops_per_s *= steps / (steps + machine.tile_us_256);
+    if (told.flops_per_s <= 0)
+      account.rates.flops_per_s *= machine.experts_share * steps / (steps + machine.tile_us_256);
     add_expert_terms(problem, machine, candidate, told.local_bytes_per_s > 0, account);
   } else {
     if (told.flops_per_s <= 0) account.rates.flops_per_s *= machine.attention_share;
     add_engine_terms(problem, machine, candidate, told.local_bytes_per_s > 0, account);
   }
-  // Each begins and ends like a gather.
-  account.overlap = machine.overlap_ag;
-  account.fused_us = machine.launch_us_ag;
+  account.overlap = machine.overlap_accounted;
+  account.fused_us = machine.launch_us_accounted;
   account.unfused_us = machine.unfused_us_ag;
   if (problem.nodes > 1) {
     account.fused_us += machine.network_latency_us;

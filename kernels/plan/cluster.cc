@@ -45,7 +45,7 @@ double exchange_us(const Problem& problem, const Machine& machine, const Candida
   // Of GEMM+ReduceScatter each node gets chunks of its own.
   const double last = problem.op == Op::kGemmAr ? (problem.nodes - 2.0) * chunk : 0;
   const double product = std::max(time.compute, time.local) + time.wait;
-  const double rail = time.network + machine.network_fill_tiles * time.tile;
+  const double rail = time.network + fill_tiles(problem, machine) * time.tile;
   return std::max(rail, product + last) - std::max(rail, product);
 }
 

@@ -54,7 +54,7 @@ CollectiveBytes bytes_moved(const Collective& collective) {
 
 Timeline predict(const Collective& collective, const Machine& machine, Mode form) {
   const Form& of = collective.sums ? kScatter : kGather;
-  const double overlap = collective.sums ? machine.overlap_rs : machine.overlap_ag;
+  const double overlap = collective.sums ? machine.overlap_rs : machine.overlap_accounted;
   const CollectiveBytes bytes = bytes_moved(collective);
   Timeline time;
   const double link_gb_s = collective.sums ? machine.link_gb_s

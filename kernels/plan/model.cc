@@ -4,7 +4,10 @@
 #include <cmath>
 
 #include "kernels/comm/shard.h"
+#include "kernels/comm/tile_grid.h"
+#include "kernels/comm/units.h"
 #include "kernels/cuda/skeleton/chunk_steps.h"
+#include "kernels/ops/ag_gemm/spec.h"
 #include "kernels/plan/accounted.h"
 #include "kernels/plan/legal.h"
 #include "kernels/plan/operator_work.h"
@@ -25,15 +28,12 @@ double rail_us(const Machine& machine, double bytes, double chunk_bytes) {
          machine.network_command_us * bytes / chunk;
 }
 
-/// Few rows: the weights come from memory, once, however few tiles there are.
-double weights_us(const Machine& machine, const Work& work) {
-  return us(work.b_bytes, machine.weights_gb_s);
-}
-
-/// Lower clock at the power limit: a product of a millisecond hardly feels it, one of ten does
-/// (facts: 2048^3 to 32768^2 x 4096).
-double clock_factor(const Machine& machine, double time) {
-  return time > 0 ? 1 + machine.power_slowdown * time / (time + machine.power_after_us) : 1;
+/// Lower clock at the power limit, which a long product feels (choices_h200_*.json), and more so of
+/// narrow tiles.
+double clock_factor(const Machine& machine, double time, std::uint32_t tile_n) {
+  const double slowdown =
+      machine.power_slowdown + (tile_n > 128 ? 0.0 : machine.power_slowdown_128);
+  return time > 0 ? 1 + slowdown * time / (time + machine.power_after_us) : 1;
 }
 
 double waves(const Machine& machine, double tiles_per_block) {
@@ -59,18 +59,28 @@ ByOp by_op(const Machine& m, Op op) {
   return {m.launch_us_ar, m.overlap_ar, m.unfused_us_ar, m.unfused_link_ar, m.unfused_network_ar};
 }
 
-/// AllGather+GEMM: SMs that share rows take tiles when they have done so; so the product has
-/// `blocks` SMs until the rows are out, and all of the GPU's after that.
+/// AllGather+GEMM: SMs that share rows take tiles when they have done so. So the product has
+/// compute_blocks until this rank's rows are `shared`, then all but the SMs that receive, and those
+/// too when the last rows have come.
 double gather_product_us(const Problem& problem, const Machine& machine, const Candidate& candidate,
-                         const Work& work, double tile, double rows_out) {
+                         const Work& work, double tile, double shared, double last_rows) {
   const double blocks = candidate.compute_blocks;
   const double all = candidate.engines ? blocks : blocks_of_rank(problem, machine);
-  const double each = work.tiles * tile / blocks;
-  const double alone = each * clock_factor(machine, each);
-  const double time = alone <= rows_out ? alone : rows_out + (alone - rows_out) * blocks / all;
-  return std::max(weights_us(machine, work),
-                  waves(machine, time / tile / clock_factor(machine, time)) * tile *
-                      clock_factor(machine, time));
+  const double receivers =
+      candidate.engines ? 0 : std::ceil(candidate.receive_warpgroups / double{kWarpgroupsOfBlock});
+  const double after = std::max(all - receivers, blocks);
+  const std::uint32_t tile_n = candidate.tiling.tile_n;
+  const double left =
+      work.tiles * tile * clock_factor(machine, work.tiles * tile / blocks, tile_n);
+  double time = left / blocks;
+  if (time > shared) time = shared + (left - shared * blocks) / after;
+  if (time > last_rows) {
+    const double then = left - shared * blocks - (last_rows - shared) * after;
+    time = std::min(time, last_rows + std::max(0.0, then) / all);
+  }
+  const double clock = clock_factor(machine, time, tile_n);
+  return with_weights_us(machine, waves(machine, time / tile / clock) * tile * clock, work.b_bytes,
+                         gather_passes(problem, candidate));
 }
 
 /// In how many parts warpgroups copy a chunk: the operator's own rule.
@@ -106,6 +116,7 @@ Timeline predict_gather(const Problem& problem, const Machine& machine, const Ca
     }
   }
   double rows = time.local;
+  double shared = time.local;
   if (over_nodes) {
     // Rows from other nodes, which receivers pass on when they have shared the rank's own.
     if (peers > 0) {
@@ -118,16 +129,34 @@ Timeline predict_gather(const Problem& problem, const Machine& machine, const Ca
                                                      machine.pass_on_gb_s, machine.rows_link_gb_s));
     }
     time.network = rail_us(machine, work.network_bytes, candidate.tiling.chunk_bytes);
-    if (!problem.in_place)
-      time.network += machine.copy_for_network_us + machine.copy_for_network_share * time.network;
+    if (!problem.in_place) {
+      // Warpgroups copy the shard to where the network reads it, chunk by chunk: the rail goes at
+      // their pace if that is slower, and begins when they have copied the first chunk.
+      const double warpgroups = candidate.stream_warpgroups + candidate.receive_warpgroups;
+      const double shard = work.network_bytes / (problem.nodes - 1.0);
+      const double chunk = std::min<double>(std::max(1u, candidate.tiling.chunk_bytes), shard);
+      const double parts = parts_of_chunk(
+          problem, candidate, shard / std::max(1u, candidate.tiling.chunk_bytes), warpgroups);
+      const double first =
+          us(chunk, std::min(std::max(warpgroups, 1.0), parts) * machine.copy_gb_s);
+      const double placed = first + us(shard, saturated_gb_s(machine, warpgroups, machine.copy_gb_s,
+                                                             machine.hbm_gb_s / 2));
+      time.network = overlapped_us(op.overlap, time.network + first, placed) +
+                     machine.copy_for_network_us;
+      if (peers == 0) shared = placed;
+    }
     rows = overlapped_us(op.overlap, time.network + kNoTime,
                          peers > 0 ? time.local + time.passed : kNoTime);
   }
-  time.compute = gather_product_us(problem, machine, candidate, work, time.tile, rows);
+  time.compute = gather_product_us(problem, machine, candidate, work, time.tile, shared, rows);
   // Warpgroups' stores stand in the way of tiles' loads; engines' copies hardly do.
   if (peers > 0 && !candidate.engines)
     time.compute += machine.copy_beside_share * std::min(time.compute, time.local);
-  time.last = machine.arrival_tiles * time.tile * clock_factor(machine, time.compute);
+  // The last rows' tiles: a row of them, over all SMs.
+  const double all = candidate.engines ? candidate.compute_blocks : blocks_of_rank(problem, machine);
+  const double last_row = div_up(problem.shape.n, candidate.tiling.tile_n) / all;
+  time.last = machine.arrival_tiles * time.tile * std::max(1.0, last_row) *
+              clock_factor(machine, time.compute, candidate.tiling.tile_n);
   time.launch = op.launch + (over_nodes ? machine.network_latency_us : 0);
   time.total = time.launch + overlapped_us(op.overlap, time.compute, rows + time.last);
   return time;
@@ -175,7 +204,7 @@ void add_network_sums(const Problem& problem, const Machine& machine, const Cand
                            (scatter ? machine.sum_sent_gb_s : machine.sum_sent_ar_gb_s),
                        product);
   time.wait = unsummed * time.network;
-  const double rail = overlapped_us(overlap, time.network + machine.network_fill_tiles * time.tile,
+  const double rail = overlapped_us(overlap, time.network + fill_tiles(problem, machine) * time.tile,
                                     product + time.wait);
   if (scatter) {
     const bool once = candidate.sums == Sums::kOnce;
@@ -206,8 +235,10 @@ Timeline predict_sums(const Problem& problem, const Machine& machine, const Cand
   const ByOp op = by_op(machine, problem.op);
   Timeline time;
   time.tile = tile_us(machine, candidate.tiling, work.steps, work.b_bytes);
-  time.compute = std::max(weights_us(machine, work),
-                          product_us(machine, work.tiles, time.tile, candidate.compute_blocks));
+  time.compute = with_weights_us(machine,
+                                 product_us(machine, work.tiles, time.tile,
+                                            candidate.compute_blocks, candidate.tiling.tile_n),
+                                 work.b_bytes, 1);
   time.local = us(work.link_bytes, machine.link_gb_s);
   // Tiles leave for their owners as they are computed, and stand in their SM's way a little.
   const double product = overlapped_us(op.overlap, time.compute, time.local) +
@@ -228,8 +259,10 @@ Timeline predict_unfused(const Problem& problem, const Machine& machine, const C
   const ByOp op = by_op(machine, problem.op);
   Timeline time;
   time.tile = tile_us(machine, candidate.tiling, work.steps, work.b_bytes);
-  time.compute = std::max(weights_us(machine, work),
-                          product_us(machine, work.tiles, time.tile, candidate.compute_blocks));
+  time.compute = with_weights_us(machine,
+                                 product_us(machine, work.tiles, time.tile,
+                                            candidate.compute_blocks, candidate.tiling.tile_n),
+                                 work.b_bytes, 1);
   const double bytes = problem.op == Op::kAgGemm ? work.link_bytes + work.passed_bytes
                                                  : work.link_bytes + work.result_bytes;
   time.local = op.unfused_link * us(bytes, machine.link_gb_s);
@@ -261,22 +294,55 @@ Timeline predict_accounted(const Problem& problem, const Machine& machine,
 }  // namespace
 
 double tile_us(const Machine& machine, const Tiling& tiling, double steps, double b_bytes) {
-  // Tiles of 64 rows are the first math warpgroup's alone: a step takes as long as one of 128 x 64
-  // (kernels/cuda/decisions/short_launches.md).
-  // Tiles of fewer than 256 columns read more for each product; an H100's L2 feels that, an H200's
+  // Tiles of 64 rows are the first math warpgroup's alone
+  // (kernels/cuda/decisions/short_launches.md). Tiles of fewer than 256 columns read more for each product; an H100's L2 feels that, an H200's
   // does not (kernels/cuda/decisions/tile_columns.md).
   const double megabytes = b_bytes / 1e6;
   const double l2 =
       megabytes > 0 ? machine.l2_share_128 * megabytes / (megabytes + machine.l2_mb_128) : 0;
-  if (tiling.tile_m <= 64 || tiling.tile_n <= 64)
-    return steps * machine.step_us_64 * (1 + l2) + machine.tile_us_128;
+  if (tiling.tile_m <= 64)
+    return steps * machine.step_us_64_rows * (1 + l2) + machine.tile_us_128;
+  if (tiling.tile_n <= 64) return steps * machine.step_us_64 * (1 + l2) + machine.tile_us_128;
   if (tiling.tile_n <= 128) return steps * machine.step_us_128 * (1 + l2) + machine.tile_us_128;
   return steps * machine.step_us_256 + machine.tile_us_256;
 }
 
-double product_us(const Machine& machine, double tiles, double tile, double blocks) {
+double product_us(const Machine& machine, double tiles, double tile, double blocks,
+                  std::uint32_t tile_n) {
   const double time = waves(machine, tiles / std::max(1.0, blocks)) * tile;
-  return time * clock_factor(machine, time);
+  return time * clock_factor(machine, time, tile_n);
+}
+
+double with_weights_us(const Machine& machine, double product, double b_bytes, double passes) {
+  const double megabytes = b_bytes / 1e6;
+  const double lost = megabytes > 0 ? megabytes / (megabytes + machine.l2_mb) : 0;
+  const double memory = us(b_bytes * (1 + (passes - 1) * lost), machine.weights_gb_s);
+  return overlapped_us(machine.weights_overlap, product, memory);
+}
+
+double fill_tiles(const Problem& problem, const Machine& machine) {
+  return problem.locals == 1 ? 1 : machine.network_fill_tiles;
+}
+
+double gather_passes(const Problem& problem, const Candidate& candidate) {
+  const auto least = [](std::uint32_t one, std::uint32_t other) { return std::min(one, other); };
+  const std::uint32_t locals = problem.locals;
+  const std::uint32_t rounds = div_up(shard_rows_max(problem.shape.m, problem.ranks()),
+                                      std::max(1u, candidate.tiling.tile_m));
+  const std::uint32_t columns = div_up(problem.shape.n, std::max(1u, candidate.tiling.tile_n));
+  const std::uint32_t blocks = std::max(1u, candidate.compute_blocks);
+  const bool soon = ag_gemm_comes_in_turn(problem.nodes, problem.shape);
+  const std::uint32_t whole = candidate.engines ? locals
+                              : soon ? least(locals, 1 + div_up(blocks, rounds * columns))
+                                     : 1;
+  const std::uint32_t together = std::clamp(blocks / columns, 1u, TileGrid::kBandTiles);
+  const auto band = [](std::uint32_t most, std::uint32_t shards) {
+    return shards == 0 || most < shards ? std::max(1u, shards) : most / shards * shards;
+  };
+  const bool in_turn = soon || candidate.engines;
+  const std::uint32_t near = band(in_turn ? TileGrid::kBandTiles : together, locals - whole);
+  return whole * div_up(rounds, TileGrid::kBandTiles) + div_up((locals - whole) * rounds, near) +
+         (problem.nodes - 1) * div_up(locals * rounds, band(together, locals));
 }
 
 double saturated_gb_s(const Machine& machine, double warpgroups, double each, double link) {

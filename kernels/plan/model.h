@@ -32,8 +32,18 @@ Timeline predict(const Problem& problem, const Machine& machine, const Candidate
 /// Terms of predict(), by themselves.
 /// `b_bytes`: of the weights, which tiles of 128 columns read twice as often as those of 256.
 double tile_us(const Machine& machine, const Tiling& tiling, double steps, double b_bytes);
-/// `tiles` of tile_us() each over `blocks` SMs, in waves, at the power limit if that is long.
-double product_us(const Machine& machine, double tiles, double tile_us, double blocks);
+/// `tiles` of tile_us() each, of `tile_n` columns, over `blocks` SMs, in waves, at the power limit
+/// if that is long.
+double product_us(const Machine& machine, double tiles, double tile_us, double blocks,
+                  std::uint32_t tile_n = 256);
+/// Of a product that reads its weights in so many passes (rows of tiles that go together): its
+/// tiles' time and what memory takes hinder each other.
+double with_weights_us(const Machine& machine, double product_us, double b_bytes, double passes);
+/// Tiles before the first chunk for the network is there: a rank alone on its node sends its own
+/// tiles, others wait for sums of the node's.
+double fill_tiles(const Problem& problem, const Machine& machine);
+/// AllGather+GEMM: in how many passes its tiles' order reads B (AgGemmBands, kernels/ops/ag_gemm).
+double gather_passes(const Problem& problem, const Candidate& candidate);
 /// GB/s at which so many warpgroups fill a link that takes `link` GB/s.
 double saturated_gb_s(const Machine& machine, double warpgroups, double each, double link);
 /// Of legs that go on at one time: a sharp maximum (the `sharpness`-norm).

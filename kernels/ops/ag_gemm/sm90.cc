@@ -13,15 +13,6 @@ namespace {
 constexpr char kOp[] = "ag_gemm";
 constexpr std::uint32_t kDmaBytesMax = 1 << 30;  ///< at a time
 
-/// Whether the node's rows come rank by rank. They do where a rank's own rows are done with before
-/// rows of everybody could have come. There must be enough to compute to hide those of the last. As
-/// measured (../../cuda/decisions/ag_rank_order.md).
-bool comes_in_turn(std::uint32_t nodes, const Shape& max) {
-  constexpr std::uint32_t kFewRows = 2048;
-  constexpr std::uint32_t kWide = 6144;
-  return max.n >= kWide && max.m <= (nodes == 1 ? kFewRows : 2 * kFewRows);
-}
-
 /// Whether the workspaces of two local ranks are on one GPU, as far as this process can tell.
 bool on_one_device(const RankContext& context, std::uint32_t one, std::uint32_t other) {
   cudaPointerAttributes of[2] = {};
@@ -120,7 +111,7 @@ Status AgGemmCuda::start(const RankContext& context, const CudaOptions& options)
   const bool by_dma = dma_ != nullptr;
   if (by_dma) {
     arguments_.launch.arrival = Arrival::kInTurn;
-  } else if (comes_in_turn(of.nodes, plan_.max)) {
+  } else if (ag_gemm_comes_in_turn(of.nodes, plan_.max)) {
     arguments_.launch.arrival = Arrival::kSoonInTurn;
   }
   const FlagMap flags{of.nodes, plan_.gather.banks, plan_.gather.chunks_max};

@@ -93,7 +93,7 @@ plan::Machine calibrated(const plan::Machine& like, const GpuMeasured& measured)
     if (us <= 0) return 1.0;
     const kernels::Tiling tiling{128, columns};
     const double tile = plan::tile_us(like, tiling, kK / 64, 2 * kN * kK);
-    return us / plan::product_us(like, kM / 128 * kN / columns, tile, machine.sms);
+    return us / plan::product_us(like, kM / 128 * kN / columns, tile, machine.sms, columns);
   };
   const double of_256 = factor(measured.product_us_256, 256);
   machine.step_us_256 *= of_256;
@@ -101,7 +101,9 @@ plan::Machine calibrated(const plan::Machine& like, const GpuMeasured& measured)
   const double of_128 = factor(measured.product_us_128, 128);
   machine.step_us_128 *= of_128;
   machine.tile_us_128 *= of_128;
-  machine.step_us_64 *= factor(measured.product_us_64, 64);
+  const double of_64 = factor(measured.product_us_64, 64);
+  machine.step_us_64 *= of_64;
+  machine.step_us_64_rows *= of_64;
   if (measured.attention_us > 0) {
     constexpr double kFlops = 4.0 * 32 * 128 * 8192 * 8192;
     const double block = 2.0 * 128 * 256 * 64 / machine.step_us_256 * 1e6;

@@ -18,7 +18,7 @@ GpuMeasured as_predicted(const plan::Machine& machine) {
   measured.sms = machine.sms;
   const auto product = [&](std::uint32_t columns) {
     const double tile = plan::tile_us(machine, {128, columns}, 4096 / 64, 2.0 * 8192 * 4096);
-    return plan::product_us(machine, 64.0 * 8192 / columns, tile, machine.sms);
+    return plan::product_us(machine, 64.0 * 8192 / columns, tile, machine.sms, columns);
   };
   measured.product_us_256 = product(256);
   measured.product_us_128 = product(128);

@@ -6,9 +6,11 @@
 A row of the table is one launch form of one rank: the fused form as it was configured, with A in place where that was
 measured, or the unfused form. Files whose ranks share a GPU are left out: the model is of ranks with a GPU each. The
 results do not record tiles and sums; they follow from the operators' rules, which this script repeats for the past.
+Those of choices_bench do, and are of present kernels.
 """
 import csv
 import json
+import statistics
 import sys
 from pathlib import Path
 
@@ -23,9 +25,12 @@ PRESENT = {"operators_h100_x4.json", "operators_h100_2x2.json", "operators_h100_
            "operators_h100_x4_sweep_gemm_ar.json", "operators_h100_2x2_sweep_ag_gemm.json",
            "operators_h100_2x2_sweep_gemm_rs.json", "operators_h100_2x2_sweep_gemm_ar.json"}
 
-COLUMNS = ["file", "present", "sweep", "mirrored", "gpu", "op", "nodes", "locals", "m", "n", "k", "form", "in_place",
+COLUMNS = ["file", "present", "sweep", "screened", "mirrored", "gpu", "op", "nodes", "locals", "m", "n", "k", "form", "in_place",
            "tile_m", "tile_n", "chunk_bytes", "compute", "stream", "receive", "dma", "sums", "us", "us_min",
            "product_us", "collective_us", "baseline_us"]
+
+
+FIRST_TRIED = 12
 
 
 def div_up(a, b):
@@ -81,7 +86,7 @@ def rows_of(path):
         op = row["op"]
         tile_m, tile_n = tile_of(op, nodes, local, row["m"], row["n_per_rank"], path.name)
         common = {
-            "file": path.name, "present": int(path.name in PRESENT), "sweep": int(sweep),
+            "file": path.name, "present": int(path.name in PRESENT), "sweep": int(sweep), "screened": 0,
             "mirrored": int("mirrored" in path.name), "gpu": "H100" if "H100" in data["gpu"] else "H200",
             "op": op, "nodes": nodes, "locals": local, "m": row["m"], "n": row["n_per_rank"], "k": row["k_per_rank"],
             "tile_m": tile_m, "tile_n": tile_n, "chunk_bytes": chunk_of(row), "compute": row["compute_blocks"],
@@ -97,11 +102,48 @@ def rows_of(path):
                        "us_min": row[key]["min"]}
 
 
+def choices_of(path):
+    """Runs of choices_bench: `planned` and `finals` as they are. Five launches screened the others, on a GPU that they
+    left cooler: their times are taken by the ratio that the finals' times have to theirs. The first ones, which are
+    those of the least predicted time, ran up to a fifth slower, on a GPU that came out of a pause: they are left out."""
+    data = json.loads(path.read_text())
+    columns = data["columns"]
+
+    def runs(row, name):
+        return [dict(zip(columns, values)) for values in row[name]]
+
+    def same(run):
+        return tuple(run[name] for name in columns if not name.endswith("us"))
+
+    for row in data["rows"]:
+        nodes, ranks = row["nodes"], row["ranks"]
+        common = {
+            "file": path.name, "present": 1, "sweep": 1, "mirrored": 0, "gpu": "H100" if "H100" in data["gpu"] else "H200",
+            "op": row["op"], "nodes": nodes, "locals": ranks // nodes, "m": row["m"], "n": row["n_per_rank"],
+            "k": row["k_per_rank"], "form": "fused", "in_place": 0, "product_us": 0, "collective_us": 0, "baseline_us": 0,
+        }
+        finals, tried = runs(row, "finals"), runs(row, "tried")
+        screened = {same(run): run["us"] for run in tried}
+        warmer = statistics.geometric_mean(run["us"] / screened[same(run)] for run in finals)
+        precise = finals + [dict(zip(columns, row["planned"]))]
+        known = {same(run) for run in precise}
+        tried.sort(key=lambda run: run["predicted_us"])
+        others = [run for run in tried[FIRST_TRIED:] if same(run) not in known]
+        for run in precise + others:
+            is_screened = same(run) not in known
+            us = run["us"] * (warmer if is_screened else 1)
+            yield {**common, **{name: run[name] for name in ("tile_m", "tile_n", "chunk_bytes", "compute", "stream", "receive")},
+                   "screened": int(is_screened), "dma": int(run["by_dma"]),
+                   "sums": "groups" if run["sums"] == "warpgroups" else run["sums"], "us": us, "us_min": us}
+
+
 def main():
     results = Path(sys.argv[1])
     rows = []
     for path in sorted(results.glob("operators_h[12]00_*.json")):
         rows.extend(rows_of(path))
+    for path in sorted(results.glob("choices_h[12]00_*.json")):
+        rows.extend(choices_of(path))
     out = open(sys.argv[2], "w", newline="") if len(sys.argv) > 2 else sys.stdout
     with out:
         writer = csv.DictWriter(out, COLUMNS, lineterminator="\n")

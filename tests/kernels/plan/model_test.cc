@@ -6,6 +6,7 @@
 #include <cmath>
 #include <random>
 
+#include "kernels/ops/ag_gemm/schedule.h"
 #include "kernels/ops/ag_gemm/spec.h"
 #include "kernels/ops/gemm_ar/spec.h"
 #include "kernels/ops/gemm_rs/spec.h"
@@ -23,8 +24,10 @@ Machine plain_machine() {
   machine.step_us_256 = 1;
   machine.step_us_128 = 0.6;
   machine.step_us_64 = 0.25;
+  machine.step_us_64_rows = 0.3;
   machine.tile_us_256 = machine.tile_us_128 = 0;
-  machine.power_slowdown = 0;
+  machine.power_slowdown = machine.power_slowdown_128 = 0;
+  machine.weights_overlap = 64;
   machine.whole_waves_share = 1;
   machine.store_beside_share = machine.copy_beside_share = 0;
   machine.last_wave_share = 0;
@@ -60,7 +63,7 @@ TEST(PlanModel, ATileTakesItsStepsAndItsEnds) {
   tiling = {};
   tiling.tile_m = 64;
   tiling.tile_n = 128;
-  EXPECT_DOUBLE_EQ(tile_us(machine, tiling, 10, 0), 4.5);
+  EXPECT_DOUBLE_EQ(tile_us(machine, tiling, 10, 0), 5);
 }
 
 TEST(PlanModel, NarrowTilesTakeLongerAsTheWeightsOutgrowL2) {
@@ -96,6 +99,73 @@ TEST(PlanModel, AProductOfFewRowsTakesAsLongAsItsWeights) {
   EXPECT_DOUBLE_EQ(predict(problem, machine, candidate).compute, 16384.0 * 64 * 2 / 1e6);
   machine.weights_gb_s = 1e6;
   EXPECT_DOUBLE_EQ(predict(problem, machine, candidate).compute, 1);
+}
+
+// The passes over B are the bands of the order of tiles that the kernel walks.
+TEST(PlanModel, PassesOverTheWeightsAreThoseOfTheTilesOrder) {
+  const Machine machine = plain_machine();
+  std::mt19937 random(20261129);
+  const auto pick = [&](std::uint32_t least, std::uint32_t most) {
+    return std::uniform_int_distribution<std::uint32_t>(least, most)(random);
+  };
+  for (int round = 0; round < 200; ++round) {
+    const std::uint32_t nodes = pick(1, 2);
+    const std::uint32_t locals = pick(1, 4);
+    // Of at least 8 MiB; of a smaller B there are no bands.
+    const Shape shape{nodes * locals * 128 * pick(1, 24), 256 * pick(8, 60), 4096};
+    const Problem problem = problem_of(Op::kAgGemm, nodes, locals, shape);
+    const Candidate candidate = candidate_of(problem, machine, 12, nodes > 1 ? 12 : 0);
+    const auto plan = AgGemmPlan::make(nodes, locals, shape, problem.dtype, candidate.tiling);
+    ASSERT_TRUE(plan) << plan.error().message;
+    const AgGemmSchedule schedule(*plan, {nodes, locals, 0, 0}, shape.m);
+    const Arrival arrival =
+        ag_gemm_comes_in_turn(nodes, shape) ? Arrival::kSoonInTurn : Arrival::kSideBySide;
+    const AgGemmBands bands = AgGemmBands::of(schedule, arrival, candidate.compute_blocks);
+    double passes = 0;
+    std::uint32_t last_origin = ~0u;
+    std::uint32_t last_column = ~0u;
+    for (AgGemmWalk walk(schedule, bands, 0); !walk.done(); walk.advance(1)) {
+      // A band begins where the columns begin again.
+      if (walk.column() == 0 && (last_column != 0 || last_origin == ~0u)) ++passes;
+      last_column = walk.column();
+      last_origin = walk.origin();
+    }
+    EXPECT_EQ(gather_passes(problem, candidate), passes)
+        << nodes << " x " << locals << ": " << shape.m << " x " << shape.n;
+  }
+}
+
+TEST(PlanModel, NodesCopyRowsThatAreNotInPlaceAtTheirWarpgroupsPace) {
+  Machine machine = plain_machine();
+  machine.copy_gb_s = 10;
+  const Problem problem = problem_of(Op::kAgGemm, 2, 1, {8192, 256, 8192});
+  const double bytes = 8192.0 / 2 * 8192 * 2;
+  // Three warpgroups are slower than the network, 96 are not.
+  const double few = predict(problem, machine, candidate_of(problem, machine, 3)).network;
+  EXPECT_GE(few, bytes / 30e3);
+  const double many = predict(problem, machine, candidate_of(problem, machine, 96)).network;
+  EXPECT_LT(many, bytes / 1e3 / machine.network_gb_s * 1.1);
+}
+
+// Sharing SMs compute as soon as this rank's rows are copied, long before the network is through.
+TEST(PlanModel, SmsThatShareTakeTilesWhileTheNetworkGoesOn) {
+  Machine machine = plain_machine();
+  machine.weights_gb_s = 1e6;
+  Problem problem = problem_of(Op::kAgGemm, 2, 1, {16384, 8192, 8192});
+  const Candidate candidate = candidate_of(problem, machine, 96);
+  const double compute = predict(problem, machine, candidate).compute;
+  machine.network_gb_s /= 1.5;
+  EXPECT_NEAR(predict(problem, machine, candidate).compute, compute, 0.01 * compute);
+  EXPECT_LT(compute, 1.1 * product_us(machine, work_of(problem, candidate).tiles, 128, 100));
+}
+
+TEST(PlanModel, APassOverLargeWeightsReadsThemAnew) {
+  Machine machine = plain_machine();
+  machine.weights_gb_s = 1000;
+  machine.l2_mb = 50;
+  EXPECT_NEAR(with_weights_us(machine, 1, 50e6, 1), 50, 1e-6);
+  EXPECT_NEAR(with_weights_us(machine, 1, 50e6, 3), 50 + 2 * 25, 1e-6);
+  EXPECT_NEAR(with_weights_us(machine, 500, 50e6, 3), 500, 1e-6);
 }
 
 TEST(PlanModel, ALongProductRunsAtTheClockOfThePowerLimit) {

@@ -60,6 +60,7 @@ RecordedRun run_of(const Row& row) {
   run.file = row.at("file");
   run.present = row.at("present") == "1";
   run.sweep = row.at("sweep") == "1";
+  run.screened = row.at("screened") == "1";
   run.gpu = row.at("gpu");
   const auto op = op_named(row.at("op"));
   if (!op) give_up(op.error().message);
@@ -109,8 +110,10 @@ bool held_out(const Problem& problem) {
   const Shape& shape = problem.shape;
   const bool wide =
       problem.op == Op::kAgGemm ? shape.n >= 7168 && shape.k == 8192 : shape.k == 3584;
-  const auto doublings = static_cast<std::uint32_t>(std::bit_width(shape.m / 2048)) - 1;
-  return (static_cast<std::uint32_t>(problem.op) + doublings + (wide ? 1 : 0)) % 2 == 1;
+  std::uint32_t place = static_cast<std::uint32_t>(problem.op) + (wide ? 1 : 0) + 1;
+  for (const std::uint32_t side : {shape.m, shape.n, shape.k})
+    place += static_cast<std::uint32_t>(std::bit_width(side));
+  return place % 2 == 1;
 }
 
 }  // namespace mk::kernels::plan

@@ -30,6 +30,10 @@ std::string world_of(const RecordedRun& run) {
          (run.file.find("mirrored") != std::string::npos ? " mirrored" : "");
 }
 
+/// Runs that vary every dimension of a candidate, on present kernels: the goals hold for each world
+/// and operator by itself.
+bool varies_all(const RecordedRun& run) { return run.file.rfind("choices_", 0) == 0; }
+
 double quantile(std::vector<double> values, double part) {
   std::sort(values.begin(), values.end());
   return values.at(static_cast<std::size_t>(part * static_cast<double>(values.size() - 1)));
@@ -77,12 +81,14 @@ TEST(RecordedRuns, HeldOutShapesAreHalfOfAll) {
 // Fused launches of the present kernels, shapes held out.
 TEST(RecordedRuns, PredictedTimesAreNearTheMeasuredOnes) {
   std::map<std::pair<std::string, Op>, std::vector<double>> by_world;
+  std::map<std::pair<std::string, Op>, std::vector<double>> of_choices;
   std::vector<double> errors;
   for (const RecordedRun& run : runs()) {
     if (!run.present || !held_out(run.problem) || run.candidate.form != Mode::kFused) continue;
     const double predicted = predict(run.problem, machine_of(run), run.candidate).total;
     errors.push_back(std::abs(predicted / run.us - 1));
     by_world[{world_of(run), run.problem.op}].push_back(errors.back());
+    if (varies_all(run)) of_choices[{world_of(run), run.problem.op}].push_back(errors.back());
   }
   ASSERT_GT(errors.size(), 300u);
   for (const auto& [key, values] : by_world) {
@@ -92,6 +98,11 @@ TEST(RecordedRuns, PredictedTimesAreNearTheMeasuredOnes) {
   }
   EXPECT_LE(quantile(errors, 0.5), 0.10);
   EXPECT_LE(quantile(errors, 0.9), 0.20);
+  EXPECT_EQ(of_choices.size(), 6u);  // three operators, two worlds
+  for (const auto& [key, values] : of_choices) {
+    EXPECT_LE(quantile(values, 0.5), 0.10) << key.first << " " << name_of(key.second);
+    EXPECT_LE(quantile(values, 0.9), 0.20) << key.first << " " << name_of(key.second);
+  }
 }
 
 struct Sweep {
@@ -149,13 +160,16 @@ double regret(const Sweep& sweep, const Machine& machine) {
 
 TEST(RecordedRuns, ChoicesAmongRecordedCandidatesAreNearTheBest) {
   std::map<std::pair<std::string, Op>, std::vector<double>> by_world;
+  std::map<std::pair<std::string, Op>, std::vector<double>> of_choices;
   std::vector<double> seen;
   std::vector<double> unseen;
   for (const Sweep& sweep : sweeps()) {
     const double ratio = regret(sweep, machine_of(*sweep.any));
     const bool out = held_out(sweep.any->problem);
     (out ? unseen : seen).push_back(ratio);
-    if (out) by_world[{world_of(*sweep.any), sweep.any->problem.op}].push_back(ratio);
+    const std::pair key(world_of(*sweep.any), sweep.any->problem.op);
+    if (out) by_world[key].push_back(ratio);
+    if (out && varies_all(*sweep.any)) of_choices[key].push_back(ratio);
     const Shape& shape = sweep.any->problem.shape;
     if (ratio > 1.05)
       std::cout << sweep.any->file << " " << name_of(sweep.any->problem.op) << " " << shape.m
@@ -171,6 +185,12 @@ TEST(RecordedRuns, ChoicesAmongRecordedCandidatesAreNearTheBest) {
   EXPECT_LE(geometric_mean(unseen), 1.03);
   EXPECT_LE(quantile(unseen, 1), 1.10);
   EXPECT_LE(geometric_mean(seen), 1.03);
+  EXPECT_EQ(of_choices.size(), 6u);
+  for (const auto& [key, values] : of_choices) {
+    EXPECT_GE(values.size(), 6u) << key.first << " " << name_of(key.second);
+    EXPECT_LE(geometric_mean(values), 1.03) << key.first << " " << name_of(key.second);
+    EXPECT_LE(quantile(values, 1), 1.10) << key.first << " " << name_of(key.second);
+  }
 }
 
 // What operators take: of shapes that the present kernels have run, the quickest recorded
@@ -181,7 +201,7 @@ TEST(RecordedRuns, ShippedChoicesAreTheQuickestRecorded) {
   std::map<Key, Sweep> shapes;
   for (const RecordedRun& run : runs()) {
     const Problem& of = run.problem;
-    if (run.candidate.form != Mode::kFused || !run.present || of.in_place) continue;
+    if (run.candidate.form != Mode::kFused || !run.present || of.in_place || run.screened) continue;
     Sweep& sweep =
         shapes[{run.gpu, of.op, of.nodes, of.locals, of.shape.m, of.shape.n, of.shape.k}];
     sweep.any = &run;

@@ -32,7 +32,7 @@ int run(const char* path) {
   std::map<Key, std::vector<Measured>> shapes;
   for (const RecordedRun& run : recorded_runs()) {
     const Problem& of = run.problem;
-    if (run.candidate.form != Mode::kFused || of.in_place) continue;
+    if (run.candidate.form != Mode::kFused || of.in_place || run.screened) continue;
     auto& all = shapes[{!run.present, run.gpu, of.op, of.nodes, of.locals, of.shape.m, of.shape.n,
                         of.shape.k}];
     auto known = std::find_if(all.begin(), all.end(),

@@ -28,10 +28,12 @@ Costs product_costs(const plan::Problem& problem, const plan::Machine& machine,
   const double stream = candidate.stream_warpgroups;
   const double receive = candidate.receive_warpgroups;
   const double tile = plan::tile_us(machine, candidate.tiling, work.steps, work.b_bytes);
-  const double weights_us =
-      machine.weights_gb_s > 0 ? work.b_bytes / (machine.weights_gb_s * 1e3) : 0;
+  const double passes =
+      problem.op == plan::Op::kAgGemm ? plan::gather_passes(problem, candidate) : 1;
   const auto product = [&](double blocks) {
-    return std::max(weights_us, plan::product_us(machine, work.tiles, tile, blocks));
+    const double tiles =
+        plan::product_us(machine, work.tiles, tile, blocks, candidate.tiling.tile_n);
+    return plan::with_weights_us(machine, tiles, work.b_bytes, passes);
   };
   Costs costs;
   costs.compute_us = product(candidate.compute_blocks);
