@@ -24,23 +24,23 @@ struct Machine {
   std::uint32_t sms = 132;  ///< of a CPU: cores
 
   // Products. A tile takes a time for each 64 of K, and one for its prologue and epilogue.
-  double step_us_256 = 0;   ///< 128 x 256
-  double step_us_128 = 0;   ///< 128 x 128
-  double step_us_64 = 0;    ///< 128 x 64
+  double step_us_256 = 0;      ///< 128 x 256
+  double step_us_128 = 0;      ///< 128 x 128
+  double step_us_64 = 0;       ///< 128 x 64
   double step_us_64_rows = 0;  ///< 64 x 128, which one math warpgroup multiplies
-  double l2_share_128 = 0;  ///< how much longer those of 128 columns take, as B outgrows L2
-  double l2_mb_128 = 0;     ///< with B so large (1e6 bytes) it is half of that
-  double weights_gb_s = 0;  ///< at which a product reads its weights from memory, once at least
+  double l2_share_128 = 0;     ///< how much longer those of 128 columns take, as B outgrows L2
+  double l2_mb_128 = 0;        ///< with B so large (1e6 bytes) it is half of that
+  double weights_gb_s = 0;     ///< at which a product reads its weights from memory, once at least
   double l2_mb = 0;  ///< with B so large (1e6 bytes) later passes read half of it from memory again
   double weights_overlap = 0;  ///< exponent: how sharply a product hides what it reads of them
   double tile_us_256 = 0;
   double tile_us_128 = 0;
-  double attention_share = 0;    ///< of a long product's rate that attention has
-  double experts_share = 0;      ///< the same of experts' products
-  double power_slowdown = 0;     ///< of a long product at the power limit, as a share of its time
+  double attention_share = 0;     ///< of a long product's rate that attention has
+  double experts_share = 0;       ///< the same of experts' products
+  double power_slowdown = 0;      ///< of a long product at the power limit, as a share of its time
   double power_slowdown_128 = 0;  ///< more of it: tiles of 128 columns move more bytes for a flop
   double power_after_us = 0;      ///< a product so long has half of that
-  double whole_waves_share = 0;  ///< 1: a part of a wave takes a wave; 0: its part of one
+  double whole_waves_share = 0;   ///< 1: a part of a wave takes a wave; 0: its part of one
 
   // NVLink, to all peers of the node together, in one direction.
   double link_gb_s = 0;        ///< tiles and sums
@@ -71,13 +71,13 @@ struct Machine {
 
   // The network, one rail.
   double network_gb_s = 0;
-  double network_latency_us = 0;      ///< of the first command to its arrival's use
-  double network_fill_chunks = 0;     ///< chunks that go by themselves
-  double network_command_us = 0;      ///< of each command besides its bytes
-  double network_fill_tiles = 0;      ///< tiles before the first chunk of a node's sums goes
-  double sockets_gb_s = 0;            ///< a rail over sockets, whose daemons stage GPU memory
-  double sockets_latency_us = 0;      ///< and its first command's
-  double copy_for_network_us = 0;     ///< rows that are not in place: once, besides their copy
+  double network_latency_us = 0;   ///< of the first command to its arrival's use
+  double network_fill_chunks = 0;  ///< chunks that go by themselves
+  double network_command_us = 0;   ///< of each command besides its bytes
+  double network_fill_tiles = 0;   ///< tiles before the first chunk of a node's sums goes
+  double sockets_gb_s = 0;         ///< a rail over sockets, whose daemons stage GPU memory
+  double sockets_latency_us = 0;   ///< and its first command's
+  double copy_for_network_us = 0;  ///< rows that are not in place: once, besides their copy
 
   // Launches: begin, end, flags; and how sharply the longest part hides the others (exponents).
   double launch_us_ag = 0;

@@ -70,8 +70,7 @@ double gather_product_us(const Problem& problem, const Machine& machine, const C
       candidate.engines ? 0 : std::ceil(candidate.receive_warpgroups / double{kWarpgroupsOfBlock});
   const double after = std::max(all - receivers, blocks);
   const std::uint32_t tile_n = candidate.tiling.tile_n;
-  const double left =
-      work.tiles * tile * clock_factor(machine, work.tiles * tile / blocks, tile_n);
+  const double left = work.tiles * tile * clock_factor(machine, work.tiles * tile / blocks, tile_n);
   double time = left / blocks;
   if (time > shared) time = shared + (left - shared * blocks) / after;
   if (time > last_rows) {
@@ -141,8 +140,8 @@ Timeline predict_gather(const Problem& problem, const Machine& machine, const Ca
           us(chunk, std::min(std::max(warpgroups, 1.0), parts) * machine.copy_gb_s);
       const double placed = first + us(shard, saturated_gb_s(machine, warpgroups, machine.copy_gb_s,
                                                              machine.hbm_gb_s / 2));
-      time.network = overlapped_us(op.overlap, time.network + first, placed) +
-                     machine.copy_for_network_us;
+      time.network =
+          overlapped_us(op.overlap, time.network + first, placed) + machine.copy_for_network_us;
       if (peers == 0) shared = placed;
     }
     rows = overlapped_us(op.overlap, time.network + kNoTime,
@@ -153,7 +152,8 @@ Timeline predict_gather(const Problem& problem, const Machine& machine, const Ca
   if (peers > 0 && !candidate.engines)
     time.compute += machine.copy_beside_share * std::min(time.compute, time.local);
   // The last rows' tiles: a row of them, over all SMs.
-  const double all = candidate.engines ? candidate.compute_blocks : blocks_of_rank(problem, machine);
+  const double all =
+      candidate.engines ? candidate.compute_blocks : blocks_of_rank(problem, machine);
   const double last_row = div_up(problem.shape.n, candidate.tiling.tile_n) / all;
   time.last = machine.arrival_tiles * time.tile * std::max(1.0, last_row) *
               clock_factor(machine, time.compute, candidate.tiling.tile_n);
@@ -204,8 +204,8 @@ void add_network_sums(const Problem& problem, const Machine& machine, const Cand
                            (scatter ? machine.sum_sent_gb_s : machine.sum_sent_ar_gb_s),
                        product);
   time.wait = unsummed * time.network;
-  const double rail = overlapped_us(overlap, time.network + fill_tiles(problem, machine) * time.tile,
-                                    product + time.wait);
+  const double rail = overlapped_us(
+      overlap, time.network + fill_tiles(problem, machine) * time.tile, product + time.wait);
   if (scatter) {
     const bool once = candidate.sums == Sums::kOnce;
     const double warpgroups =
@@ -235,10 +235,10 @@ Timeline predict_sums(const Problem& problem, const Machine& machine, const Cand
   const ByOp op = by_op(machine, problem.op);
   Timeline time;
   time.tile = tile_us(machine, candidate.tiling, work.steps, work.b_bytes);
-  time.compute = with_weights_us(machine,
-                                 product_us(machine, work.tiles, time.tile,
-                                            candidate.compute_blocks, candidate.tiling.tile_n),
-                                 work.b_bytes, 1);
+  time.compute = with_weights_us(
+      machine,
+      product_us(machine, work.tiles, time.tile, candidate.compute_blocks, candidate.tiling.tile_n),
+      work.b_bytes, 1);
   time.local = us(work.link_bytes, machine.link_gb_s);
   // Tiles leave for their owners as they are computed, and stand in their SM's way a little.
   const double product = overlapped_us(op.overlap, time.compute, time.local) +
@@ -259,10 +259,10 @@ Timeline predict_unfused(const Problem& problem, const Machine& machine, const C
   const ByOp op = by_op(machine, problem.op);
   Timeline time;
   time.tile = tile_us(machine, candidate.tiling, work.steps, work.b_bytes);
-  time.compute = with_weights_us(machine,
-                                 product_us(machine, work.tiles, time.tile,
-                                            candidate.compute_blocks, candidate.tiling.tile_n),
-                                 work.b_bytes, 1);
+  time.compute = with_weights_us(
+      machine,
+      product_us(machine, work.tiles, time.tile, candidate.compute_blocks, candidate.tiling.tile_n),
+      work.b_bytes, 1);
   const double bytes = problem.op == Op::kAgGemm ? work.link_bytes + work.passed_bytes
                                                  : work.link_bytes + work.result_bytes;
   time.local = op.unfused_link * us(bytes, machine.link_gb_s);
@@ -295,13 +295,12 @@ Timeline predict_accounted(const Problem& problem, const Machine& machine,
 
 double tile_us(const Machine& machine, const Tiling& tiling, double steps, double b_bytes) {
   // Tiles of 64 rows are the first math warpgroup's alone
-  // (kernels/cuda/decisions/short_launches.md). Tiles of fewer than 256 columns read more for each product; an H100's L2 feels that, an H200's
-  // does not (kernels/cuda/decisions/tile_columns.md).
+  // (kernels/cuda/decisions/short_launches.md). Tiles of fewer than 256 columns read more for each
+  // product; an H100's L2 feels that, an H200's does not (kernels/cuda/decisions/tile_columns.md).
   const double megabytes = b_bytes / 1e6;
   const double l2 =
       megabytes > 0 ? machine.l2_share_128 * megabytes / (megabytes + machine.l2_mb_128) : 0;
-  if (tiling.tile_m <= 64)
-    return steps * machine.step_us_64_rows * (1 + l2) + machine.tile_us_128;
+  if (tiling.tile_m <= 64) return steps * machine.step_us_64_rows * (1 + l2) + machine.tile_us_128;
   if (tiling.tile_n <= 64) return steps * machine.step_us_64 * (1 + l2) + machine.tile_us_128;
   if (tiling.tile_n <= 128) return steps * machine.step_us_128 * (1 + l2) + machine.tile_us_128;
   return steps * machine.step_us_256 + machine.tile_us_256;

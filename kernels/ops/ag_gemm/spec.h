@@ -45,9 +45,9 @@ struct AgGemmPlan : AgGemmGeometry {
   WorkspaceParts workspace;
 };
 
-/// Whether a GPU's rows of the node come rank by rank. They do where a rank's own rows are done with
-/// before rows of everybody could have come. There must be enough to compute to hide those of the
-/// last. As measured (kernels/cuda/decisions/ag_rank_order.md).
+/// Whether a GPU's rows of the node come rank by rank. They do where a rank's own rows are done
+/// with before rows of everybody could have come. There must be enough to compute to hide those of
+/// the last. As measured (kernels/cuda/decisions/ag_rank_order.md).
 constexpr bool ag_gemm_comes_in_turn(std::uint32_t nodes, const Shape& max) {
   constexpr std::uint32_t kFewRows = 2048;
   constexpr std::uint32_t kWide = 6144;

@@ -41,7 +41,7 @@ FIELDS = {
 for op in ("ag", "rs", "ar"):
     FIELDS.update({f"launch_us_{op}": (18, 12, 40), f"overlap_{op}": (6, 1.5, 14), f"unfused_us_{op}": (25, 5, 80),
                    f"unfused_link_{op}": (1.2, 0.5, 4), f"unfused_network_{op}": (1, 0.9, 1.6)})
-# What is taken as measured. On an H100, whose recorded runs don't vary tiles, those of 128 columns take 24 to 33% longer in
+# These are taken as measured. On an H100, whose recorded runs don't vary tiles, those of 128 columns take 24 to 33% longer in
 # wide products. The rate at which weights come from memory: gemm_h100.json, gemm_h200.json, 16 rows. A fabric of sockets:
 # staged_tcp_h200.json. On an H200 the rates that other operators share.
 SOCKETS = {"sockets_gb_s": 2.6, "sockets_latency_us": 90.0}
@@ -86,7 +86,7 @@ class Runs:
         self.products = self.first_of_each_shape()
 
     def first_of_each_shape(self):
-        """Of the present runs that name cuBLAS' time, one of each file and shape that is fitted."""
+        """One present run of each file and fitted shape that names cuBLAS' time."""
         seen, first = set(), []
         for i, key in enumerate(zip(self.file, self.op, self.m, self.n, self.k)):
             if self.product_us[i] > 0 and self.fused[i] and self.present[i] and not self.held_out[i] and key not in seen:
@@ -338,7 +338,7 @@ def main():
     for name, which in (("fitted", ~runs.held_out), ("held out", runs.held_out)):
         e = error[which & (runs.present == 1) & runs.fused]
         print(f"{name}: {e.size} launches, median error {np.median(e):.3f}, nine of ten {np.quantile(e, 0.9):.3f}")
-    # What attention and experts reach stays, as their own runs have judged it.
+    # Attention and experts keep their rates, which their own runs have judged.
     rates = [one["step_us_256"] * (1 + one["power_slowdown"]) for one in (p, file)]
     for share in ("attention_share", "experts_share"):
         file[share] = float(f"{file[share] * rates[0] / rates[1]:.4g}")

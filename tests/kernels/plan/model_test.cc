@@ -111,7 +111,7 @@ TEST(PlanModel, PassesOverTheWeightsAreThoseOfTheTilesOrder) {
   for (int round = 0; round < 200; ++round) {
     const std::uint32_t nodes = pick(1, 2);
     const std::uint32_t locals = pick(1, 4);
-    // Of at least 8 MiB; of a smaller B there are no bands.
+    // A B of less than 8 MiB has no bands.
     const Shape shape{nodes * locals * 128 * pick(1, 24), 256 * pick(8, 60), 4096};
     const Problem problem = problem_of(Op::kAgGemm, nodes, locals, shape);
     const Candidate candidate = candidate_of(problem, machine, 12, nodes > 1 ? 12 : 0);

@@ -11,10 +11,10 @@ namespace mk::kernels::plan {
 
 struct RecordedRun {
   std::string file;
-  bool present = false;  ///< of the kernels that exist; else of earlier ones
-  bool sweep = false;    ///< its shape was run with several candidates
+  bool present = false;   ///< of the kernels that exist; else of earlier ones
+  bool sweep = false;     ///< its shape was run with several candidates
   bool screened = false;  ///< by five launches: a time to some percent
-  std::string gpu;       ///< "H100", "H200"
+  std::string gpu;        ///< "H100", "H200"
   Problem problem;
   Candidate candidate;
   double us = 0;  ///< median
