@@ -21,7 +21,7 @@ import subprocess
 import sys
 
 # What the planner's tests read, by the pattern of tests/kernels/plan/CMakeLists.txt.
-PLANNER = r"operators_h[12]00_.*\.json"
+PLANNER = r"(operators|choices)_h[12]00_.*\.json"
 RECORD_LINES, README_LINES = 40, 150
 
 

@@ -32,7 +32,7 @@ FIELDS = {
     "sums_link_gb_s": (250, 100, 450), "sum_sent_gb_s": (8, 2, 40), "sum_sent_ar_gb_s": (8, 2, 40),
     "sum_come_gb_s": (4, 1, 20), "store_beside_share": (0.05, 0, 1), "last_wave_share": (0.5, 0, 1.5),
     "own_share": (0.05, 0, 1), "network_gb_s": (50, 40, 55), "network_latency_us": (30, 5, 80),
-    "network_fill_chunks": (1, 0.9, 2), "network_command_us": (0.15, 0.12, 1), "network_fill_tiles": (0.2, 0, 5),
+    "network_fill_chunks": (1, 0.9, 2), "network_command_us": (0.15, 0.12, 1), "network_fill_tiles": (0.2, 0, 3),
     "copy_for_network_us": (5, 0, 30), "arrival_tiles": (1, 1, 3),
     "unfused_sum_share": (0.5, 0, 4), "power_slowdown_128": (0.02, 0, 0.3), "l2_mb": (40, 5, 200),
     "weights_overlap": (2, 2, 12),

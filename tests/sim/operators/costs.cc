@@ -1,7 +1,9 @@
 #include "tests/sim/operators/costs.h"
 
 #include <algorithm>
+#include <cmath>
 
+#include "kernels/comm/units.h"
 #include "kernels/plan/accounted.h"
 #include "kernels/plan/experts.h"
 #include "kernels/plan/legal.h"
@@ -43,7 +45,13 @@ Costs product_costs(const plan::Problem& problem, const plan::Machine& machine,
   if (problem.op == plan::Op::kAgGemm) {
     const double peers = problem.locals - 1.0;
     costs.launch_us = machine.launch_us_ag;
-    if (!candidate.engines) costs.gather_compute_us = product(blocks_of_rank(problem, machine));
+    if (!candidate.engines) {
+      const double all = blocks_of_rank(problem, machine);
+      const double receivers = std::ceil(receive / kernels::kWarpgroupsOfBlock);
+      costs.gather_compute_us = product(all);
+      costs.shared_compute_us =
+          product(std::max<double>(candidate.compute_blocks, all - receivers));
+    }
     if (peers > 0 && candidate.engines) {
       costs.share = always(machine.engine_gb_s);
       costs.pass_on = always(machine.engine_gb_s);
@@ -59,6 +67,7 @@ Costs product_costs(const plan::Problem& problem, const plan::Machine& machine,
       const double beside = machine.copy_beside_share * std::min(costs.compute_us, time.local);
       costs.compute_us += beside;
       costs.gather_compute_us += beside;
+      costs.shared_compute_us += beside;
     }
     return costs;
   }

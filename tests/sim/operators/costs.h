@@ -20,7 +20,8 @@ struct LocalRate {
 struct Costs {
   std::uint32_t compute_threads = 1;  ///< which stand for all compute blocks
   double compute_us = 0;              ///< of all tiles, on all compute blocks
-  double gather_compute_us = 0;  ///< likewise, once the blocks that share rows compute too; 0: same
+  double shared_compute_us = 0;  ///< likewise, once the blocks that share rows compute too; 0: same
+  double gather_compute_us = 0;  ///< and once those that receive rows do; 0: same
   LocalRate share;               ///< rows to the local ranks
   LocalRate pass_on;             ///< rows that came over the network
   LocalRate sum_sent;            ///< sums for other nodes, and of what stays

@@ -69,6 +69,7 @@ class LaunchOfAll {
     for (const RoleThread& thread : op_.threads(launch.context.world)) {
       state.running += 1;
       state.computing += thread.role == Role::kCompute ? 1 : 0;
+      state.sharing += thread.role == Role::kShare ? 1 : 0;
       state.bringing += brings(thread.role) ? 1 : 0;
       threads_.add(rank, [this, rank, thread] { run_thread(rank, thread); });
     }
@@ -81,6 +82,7 @@ class LaunchOfAll {
     };
     const bool first = run(thread.role);
     if (thread.role == Role::kCompute) --state.computing;
+    if (thread.role == Role::kShare) --state.sharing;
     if (brings(thread.role)) --state.bringing;
     if (first && thread.then) run(*thread.then);
     if (--state.running == 0) state.end_us = threads_.now_us();

@@ -25,6 +25,7 @@ constexpr double kWithin = 0.05;
 plan::Machine sharp_h200() {
   plan::Machine machine = *plan::shipped_machine("H200");
   machine.overlap_ag = machine.overlap_rs = machine.overlap_ar = kSharp;
+  machine.overlap_accounted = machine.weights_overlap = kSharp;
   return machine;
 }
 

@@ -27,7 +27,8 @@ struct RankState {
   enum class Stored { kNothing, kForRank, kForNode };
   Stored stored = Stored::kNothing;
   std::uint32_t computing = 0;  ///< threads with tiles left
-  std::uint32_t bringing = 0;   ///< threads that share rows or pass them on
+  std::uint32_t sharing = 0;    ///< threads that share this rank's rows
+  std::uint32_t bringing = 0;   ///< those, and threads that pass others' rows on
   std::uint32_t running = 0;
   double end_us = 0;
   Server memory, tables, plan, share, pass_on, sum_sent, sum_come, link;
@@ -92,9 +93,12 @@ class VirtualExecutor {
   /// `share_of_all`: the tile's, of all that this rank multiplies. `store_us`: what `way` takes to
   /// bring the tile where it goes, while the next one is computed.
   void compute(double share_of_all, Server* way = nullptr, double store_us = 0) {
-    const double all_us = costs_->gather_compute_us > 0 && rank_->bringing == 0
-                              ? costs_->gather_compute_us
-                              : costs_->compute_us;
+    double all_us = costs_->compute_us;
+    if (costs_->gather_compute_us > 0 && rank_->bringing == 0) {
+      all_us = costs_->gather_compute_us;
+    } else if (costs_->shared_compute_us > 0 && rank_->sharing == 0) {
+      all_us = costs_->shared_compute_us;
+    }
     const double begin = std::max(threads_->now_us(), stored_us_);
     threads_->sleep_until(begin + all_us * share_of_all * costs_->compute_threads +
                           costs_->store_beside_share * store_us);
