@@ -17,6 +17,7 @@
 #include "kernels/ops/ag_gemm/schedule.h"
 #include "kernels/plan/account.h"
 #include "tests/kernels/ag_gemm/job.h"
+#include "tests/kernels/support/every_world.h"
 #include "tests/kernels/support/network.h"
 #include "tests/kernels/support/same_bits.h"
 
@@ -40,11 +41,9 @@ std::vector<AgGemmLaunchPlan> random_launches(std::uint32_t count, std::uint32_t
   return launches;
 }
 
-class EveryWorld : public ::testing::TestWithParam<std::tuple<std::uint32_t, std::uint32_t>> {};
-
 TEST_P(EveryWorld, GivesEveryRankItsProductForChangingM) {
   const auto [nodes, locals] = GetParam();
-  const std::uint64_t seed = nodes * 100 + locals;
+  const std::uint64_t seed = this->seed();
   std::mt19937_64 random(seed);
   AgGemmJobOptions options;
   options.nodes = nodes;
@@ -64,26 +63,14 @@ TEST_P(EveryWorld, GivesEveryRankItsProductForChangingM) {
 
   const auto launches = random_launches(12, options.max.m, seed);
   const auto results = job.run(launches, std::chrono::microseconds(3000));
-  std::vector<std::uint64_t> bytes(job.size(), 0);
-  for (std::size_t i = 0; i < launches.size(); ++i) {
-    ASSERT_EQ(job.check(launches[i], results[i]), "")
-        << "launch " << i + 1 << ", m = " << launches[i].m;
-    for (std::uint32_t rank = 0; rank < job.size(); ++rank) {
-      const LaunchStats& stats = *results[i][rank].stats;
-      const World world{nodes, locals, rank / locals, rank % locals};
-      EXPECT_EQ(stats.epoch, i + 1);
-      EXPECT_EQ(stats.m, launches[i].m);
-      EXPECT_EQ(stats.mode, launches[i].mode);
-      const AgGemmSchedule schedule(job.op(rank).plan(), world, launches[i].m);
-      EXPECT_EQ(stats.network_bytes, schedule.network_bytes());
-      EXPECT_EQ(stats.commands, schedule.commands());
-      bytes[rank] += stats.network_bytes;
-    }
-  }
-  Network& seen = network.stop();
-  EXPECT_EQ(seen.complaint(), "");
-  for (std::uint32_t rank = 0; rank < job.size(); ++rank)
-    EXPECT_EQ(seen.bytes_of(rank), bytes[rank]);
+  expect_right_launches(job, network, launches, results,
+                        [&](std::size_t i, std::uint32_t rank, const LaunchStats& stats) {
+                          const World& world = job.cluster().rank(rank).world;
+                          const AgGemmSchedule schedule(job.op(rank).plan(), world, launches[i].m);
+                          EXPECT_EQ(stats.m, launches[i].m);
+                          EXPECT_EQ(stats.network_bytes, schedule.network_bytes());
+                          EXPECT_EQ(stats.commands, schedule.commands());
+                        });
   // A bound far above what is seen would prove little.
   EXPECT_GT(job.worst(), 0.1);
 }
@@ -91,10 +78,7 @@ TEST_P(EveryWorld, GivesEveryRankItsProductForChangingM) {
 INSTANTIATE_TEST_SUITE_P(Worlds, EveryWorld,
                          ::testing::Combine(::testing::Values(1u, 2u, 3u, 4u),
                                             ::testing::Values(1u, 2u, 3u, 4u, 8u)),
-                         [](const auto& world) {
-                           return fmt::format("{}x{}", std::get<0>(world.param),
-                                              std::get<1>(world.param));
-                         });
+                         name_of_world);
 
 AgGemmJobOptions two_by_two() {
   AgGemmJobOptions options;

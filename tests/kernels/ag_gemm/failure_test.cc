@@ -11,12 +11,11 @@
 
 #include "kernels/ops/ag_gemm/cpu.h"
 #include "tests/kernels/ag_gemm/job.h"
+#include "tests/kernels/support/failures.h"
 #include "tests/kernels/support/network.h"
 
 namespace mk::kernels::testing {
 namespace {
-
-using std::chrono::milliseconds;
 
 AgGemmJobOptions job_options(std::uint32_t nodes, std::uint32_t locals, milliseconds timeout) {
   AgGemmJobOptions options;
@@ -28,25 +27,6 @@ AgGemmJobOptions job_options(std::uint32_t nodes, std::uint32_t locals, millisec
   return options;
 }
 
-/// Launches on those ranks at the same time; `m` by rank.
-std::vector<Error> launch_on(AgGemmJob& job, const std::vector<std::uint32_t>& ranks,
-                             const std::vector<std::uint32_t>& m) {
-  std::vector<Error> errors(job.size());
-  std::vector<std::thread> threads;
-  for (std::uint32_t rank : ranks) {
-    threads.emplace_back([&, rank] {
-      const AgGemmResult result = job.launch(rank, {m[rank]});
-      errors[rank] = result.stats ? Error{ErrorCode::kOk, ""} : result.stats.error();
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
-  return errors;
-}
-
-bool contains(const std::string& text, std::string_view part) {
-  return text.find(part) != std::string::npos;
-}
-
 /// Says itself that rank `missing` is behind, or that a rank of its node did.
 bool blames(const Error& error, std::uint32_t missing) {
   return (error.code == ErrorCode::kTimeout &&
@@ -55,17 +35,10 @@ bool blames(const Error& error, std::uint32_t missing) {
 }
 
 TEST(AgGemmFailure, AMissingRankIsNamedByEveryNode) {
-  // Long enough that a quarter of it, by which an indirect wait outlasts a direct one, is more than
-  // a busy machine keeps a thread waiting.
-#ifdef MK_SANITIZED
-  constexpr milliseconds kWait(4000);
-#else
-  constexpr milliseconds kWait(1200);
-#endif
   for (const auto& [nodes, locals, missing] :
        std::vector<std::tuple<std::uint32_t, std::uint32_t, std::uint32_t>>{
            {1, 3, 1}, {2, 2, 3}, {3, 1, 1}, {3, 2, 2}}) {
-    AgGemmJob job(job_options(nodes, locals, kWait));
+    AgGemmJob job(job_options(nodes, locals, kWaitForMissing));
     NetworkThread network(job.cluster(), 1);
     std::vector<std::uint32_t> ranks;
     for (std::uint32_t rank = 0; rank < job.size(); ++rank) {
@@ -105,15 +78,9 @@ TEST(AgGemmFailure, AfterAFailureTheOperatorStaysBroken) {
 TEST(AgGemmFailure, AbortWordsEndALaunchLongBeforeItsDeadline) {
   AgGemmJob job(job_options(2, 2, std::chrono::hours(1)));
   NetworkThread network(job.cluster(), 2);
-  std::thread aborter([&] {
-    std::this_thread::sleep_for(milliseconds(50));
-    for (std::uint32_t rank = 0; rank < 3; ++rank) {
-      RankMemory& memory = job.cluster().rank(rank);
-      shm::store_release(rank == 0 ? &memory.session_abort : &memory.process_abort, 1u);
-    }
+  const auto errors = launch_and_abort(job.cluster(), 1, [&] {
+    return launch_on(job, {0, 1, 2}, {40, 40, 40, 40});
   });
-  const auto errors = launch_on(job, {0, 1, 2}, {40, 40, 40, 40});
-  aborter.join();
   for (std::uint32_t rank = 0; rank < 3; ++rank)
     EXPECT_EQ(errors[rank].code, ErrorCode::kAborted) << errors[rank].message;
   EXPECT_TRUE(contains(errors[2].message, "connection to the daemon was lost"))
@@ -141,11 +108,7 @@ TEST(AgGemmFailure, NodesWithDifferentMAreBothNamed) {
     AgGemmJob job(job_options(2, 1, milliseconds(2000)));
     NetworkThread network(job.cluster(), 3);
     const auto errors = launch_on(job, {0, 1}, {m, 40});
-    EXPECT_TRUE(
-        contains(errors[0].message, fmt::format("launched with m = {}, rank 1 with m = 40", m)) ||
-        contains(errors[1].message, fmt::format("launched with m = 40, rank 0 with m = {}", m)))
-        << errors[0].message << "\n"
-        << errors[1].message;
+    expect_different_m_named(errors, m, 40);
     for (const Error& error : errors) {
       EXPECT_TRUE(error.code == ErrorCode::kShapeMismatch || error.code == ErrorCode::kTimeout)
           << error.message;
@@ -157,13 +120,7 @@ TEST(AgGemmFailure, AFullRingNamesTheDaemon) {
   AgGemmJobOptions options = job_options(2, 1, milliseconds(1000));
   options.slot_count_log2 = 2;
   AgGemmJob job(options);  // no network: nobody takes commands
-  const auto errors = launch_on(job, {0, 1}, {40, 40});
-  for (const Error& error : errors) {
-    EXPECT_EQ(error.code, ErrorCode::kTimeout);
-    EXPECT_TRUE(contains(error.message,
-                         "for its daemon: commands taken from lane 0 shows 0, expected at least 1"))
-        << error.message;
-  }
+  expect_daemon_named(launch_on(job, {0, 1}, {40, 40}));
 }
 
 TEST(AgGemmFailure, WrongArgumentsChangeNothing) {
@@ -171,10 +128,7 @@ TEST(AgGemmFailure, WrongArgumentsChangeNothing) {
   std::vector<std::uint16_t> some(10000, 0);
   const auto refused = [&](const void* a, std::uint64_t lda, const void* b, std::uint64_t ldb,
                            void* c, std::uint64_t ldc, std::uint32_t m, std::string_view part) {
-    const auto result = job.op(0).launch(a, lda, b, ldb, c, ldc, m);
-    ASSERT_FALSE(result);
-    EXPECT_EQ(result.error().code, ErrorCode::kInvalidArgument);
-    EXPECT_TRUE(contains(result.error().message, part)) << result.error().message;
+    expect_refused(job.op(0).launch(a, lda, b, ldb, c, ldc, m), part);
   };
   auto* x = some.data();
   refused(x, 16, x, 48, x, 48, 0, "m = 0 is not in 1 to 40");
@@ -196,11 +150,8 @@ TEST(AgGemmFailure, AShardInTheWorkspaceButNotWhereInputSaysIsRefused) {
   auto* const input = static_cast<std::uint16_t*>(job.op(0).input());
   ASSERT_NE(input, nullptr);
   const auto refused = [&](const std::uint16_t* a, std::uint64_t lda) {
-    const auto result = job.op(0).launch(a, lda, x, 48, x + 3000, 48, 40);
-    ASSERT_FALSE(result);
-    EXPECT_EQ(result.error().code, ErrorCode::kInvalidArgument);
-    EXPECT_TRUE(contains(result.error().message, "only begin at input(), with rows of 16"))
-        << result.error().message;
+    expect_refused(job.op(0).launch(a, lda, x, 48, x + 3000, 48, 40),
+                   "only begin at input(), with rows of 16");
   };
   refused(input + 16, 16);
   refused(input - 32, 16);
@@ -213,10 +164,7 @@ TEST(AgGemmFailure, AContextThatDoesNotFitIsRefused) {
   AgGemmJob job(job_options(2, 2, std::chrono::seconds(120)));
   const auto refused = [&](const RankContext& context, const GemmCpuOptions& options,
                            std::string_view part) {
-    const auto op = AgGemmCpu::create(job.op(1).plan(), context, options);
-    ASSERT_FALSE(op);
-    EXPECT_EQ(op.error().code, ErrorCode::kInvalidArgument);
-    EXPECT_TRUE(contains(op.error().message, part)) << op.error().message;
+    expect_refused(AgGemmCpu::create(job.op(1).plan(), context, options), part);
   };
   const RankContext good = job.cluster().context(1);
   RankContext bad = good;

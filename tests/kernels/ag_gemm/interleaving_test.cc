@@ -10,6 +10,8 @@
 
 #include "kernels/ops/ag_gemm/roles.h"
 #include "kernels/ops/ag_gemm/spec.h"
+#include "tests/kernels/ag_gemm/run_role.h"
+#include "tests/kernels/support/interleaving_tests.h"
 #include "tests/kernels/support/simulation.h"
 
 namespace mk::kernels::testing {
@@ -146,18 +148,7 @@ class AgGemmSimulation : private SimOperator {
                 const SimExecutor& frame) override {
     Executor executor(frame, ranks_[rank]);
     AgGemmBlock<Executor> block(executor, ranks_[rank].launch, role, index, totals);
-    switch (role) {
-      case Role::kCompute:
-        return ag_gemm::compute(block);
-      case Role::kCollect:
-        return ag_gemm::collect(block);
-      case Role::kShare:
-        return ag_gemm::share(block);
-      case Role::kSend:
-        return ag_gemm::send(block);
-      default:
-        return ag_gemm::receive(block);
-    }
+    return run_ag_gemm_role(block, role);
   }
   /// A DMA engine: other ranks' rows, chunk by chunk, and each chunk's flag.
   bool run_beside(std::uint32_t index, const SimExecutor& frame) override {
@@ -252,44 +243,29 @@ class AgGemmSimulation : private SimOperator {
   Simulation simulation_;
 };
 
-class EveryWorldAndOrder : public ::testing::TestWithParam<std::uint32_t> {};
-
 TEST_P(EveryWorldAndOrder, EndsAndIsRight) {
-  const std::uint32_t nodes = GetParam();
-  for (std::uint32_t locals = 1; locals <= 8; ++locals) {
-    for (Order order : kOrders) {
-      AgGemmOptions options;
-      options.nodes = nodes;
-      options.locals = locals;
-      options.order = order;
-      options.seed = nodes * 1000 + locals * 100 + static_cast<std::uint64_t>(order) * 10;
-      std::mt19937_64 random(options.seed);
-      options.max = {static_cast<std::uint32_t>(1 + random() % (nodes * locals * 5)),
-                     static_cast<std::uint32_t>(1 + random() % 20),
-                     static_cast<std::uint32_t>(1 + random() % 30)};
-      const std::uint32_t banks = 1 + (locals + static_cast<std::uint32_t>(order)) % 2;
-      options.tiling = {2, 8, 64, banks, static_cast<std::uint32_t>(random() % 2)};
-      const auto blocks = [&] { return static_cast<std::uint32_t>(1 + random() % 2); };
-      options.blocks = {blocks(), 1, blocks(), blocks(), blocks(), 1, 1};
-      options.launches = random_sim_launches(3, options.max.m, options.seed);
-      ASSERT_EQ(AgGemmSimulation(options).run(), "")
-          << fmt::format("{} x {}, order {}, {} banks, seed {}", nodes, locals,
-                         static_cast<int>(order), banks, options.seed);
-    }
-  }
+  for_every_world_and_order<AgGemmOptions>(
+      GetParam(), [](AgGemmOptions& options, std::uint32_t banks, std::mt19937_64& random) {
+        options.max = {
+            static_cast<std::uint32_t>(1 + random() % (options.nodes * options.locals * 5)),
+            static_cast<std::uint32_t>(1 + random() % 20),
+            static_cast<std::uint32_t>(1 + random() % 30)};
+        options.tiling = {2, 8, 64, banks, static_cast<std::uint32_t>(random() % 2)};
+        options.blocks = random_gather_blocks(random);
+        options.launches = random_sim_launches(3, options.max.m, options.seed);
+        ASSERT_EQ(AgGemmSimulation(options).run(), "");
+      });
 }
 INSTANTIATE_TEST_SUITE_P(Nodes, EveryWorldAndOrder, ::testing::Values(1u, 2u, 3u, 4u));
 
 TEST(AgGemmInterleaving, ManySeeds) {
   for (std::uint64_t seed = 1; seed <= 100; ++seed) {
-    AgGemmOptions options;
-    options.nodes = static_cast<std::uint32_t>(2 + seed % 2);
-    options.locals = static_cast<std::uint32_t>(1 + seed % 3);
+    auto options = small_world<AgGemmOptions>(static_cast<std::uint32_t>(2 + seed % 2),
+                                              static_cast<std::uint32_t>(1 + seed % 3),
+                                              random_sim_launches(8, 20, seed), seed);
     options.max = {20, 16, 12};
     options.tiling = {2, 8, 64, static_cast<std::uint32_t>(1 + seed / 2 % 2),
                       static_cast<std::uint32_t>(seed / 4 % 2)};
-    options.launches = random_sim_launches(8, 20, seed);
-    options.set_seed(seed);
     ASSERT_EQ(AgGemmSimulation(options).run(), "") << "seed " << seed;
   }
 }
@@ -315,29 +291,20 @@ TEST(AgGemmInterleaving, EnginesPassOnWhatComesOverTheNetwork) {
 /// In how many of 20 runs a wrong element was seen.
 int wrong_of_20(const NetworkOptions& faults) {
   return seeds_seen_wrong<AgGemmSimulation>(20, [&](std::uint64_t seed) {
-    AgGemmOptions options;
-    options.nodes = 2;
-    options.locals = static_cast<std::uint32_t>(1 + seed % 2);
+    auto options = two_large_launches<AgGemmOptions>(seed, faults);
     options.max = {40, 16, 24};
     options.tiling = {2, 8, 256, 2};
-    options.launches = {{40, Mode::kFused}, {39, Mode::kUnfused}};
-    options.set_seed(seed);
-    options.network = faults;
     return options;
   });
 }
 
 // A chunk of which only a part moves makes some tile wrong.
 TEST(AgGemmInterleaving, AChunkThatDidNotMoveIsSeen) {
-  NetworkOptions faults;
-  faults.truncate_one_chunk = true;
-  EXPECT_EQ(wrong_of_20(faults), 20);
+  EXPECT_EQ(wrong_of_20(network_with(&NetworkOptions::truncate_one_chunk)), 20);
 }
 
 TEST(AgGemmInterleaving, AFlagBeforeItsDataIsSeen) {
-  NetworkOptions faults;
-  faults.flags_first = true;
-  EXPECT_GT(wrong_of_20(faults), 5);
+  EXPECT_GT(wrong_of_20(network_with(&NetworkOptions::flags_first)), 5);
 }
 
 }  // namespace

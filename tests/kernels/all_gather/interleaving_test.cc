@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "kernels/ops/all_gather/spec.h"
+#include "tests/kernels/support/interleaving_tests.h"
 #include "tests/kernels/support/simulation.h"
 
 namespace mk::kernels::testing {
@@ -110,44 +111,29 @@ class AllGatherSimulation : private SimOperator {
   Simulation simulation_;
 };
 
-class EveryWorldAndOrder : public ::testing::TestWithParam<std::uint32_t> {};
-
 TEST_P(EveryWorldAndOrder, EndsAndIsRight) {
-  const std::uint32_t nodes = GetParam();
-  for (std::uint32_t locals = 1; locals <= 8; ++locals) {
-    for (Order order : kOrders) {
-      AllGatherOptions options;
-      options.nodes = nodes;
-      options.locals = locals;
-      options.order = order;
-      options.seed = nodes * 1000 + locals * 100 + static_cast<std::uint64_t>(order) * 10;
-      std::mt19937_64 random(options.seed);
-      options.m_max = static_cast<std::uint32_t>(1 + random() % (nodes * locals * 5));
-      options.n = static_cast<std::uint32_t>(1 + random() % 60);
-      const std::uint32_t banks = 1 + (locals + static_cast<std::uint32_t>(order)) % 2;
-      options.tiling = {0, 0, 64, banks, static_cast<std::uint32_t>(random() % 2)};
-      const auto blocks = [&] { return static_cast<std::uint32_t>(1 + random() % 2); };
-      options.blocks = {blocks(), 1, blocks(), blocks(), blocks(), 1, 1};
-      options.launches = random_sim_launches(4, options.m_max, options.seed);
-      ASSERT_EQ(AllGatherSimulation(options).run(), "")
-          << fmt::format("{} x {}, order {}, {} banks, seed {}", nodes, locals,
-                         static_cast<int>(order), banks, options.seed);
-    }
-  }
+  for_every_world_and_order<AllGatherOptions>(
+      GetParam(), [](AllGatherOptions& options, std::uint32_t banks, std::mt19937_64& random) {
+        const std::uint32_t ranks = options.nodes * options.locals;
+        options.m_max = static_cast<std::uint32_t>(1 + random() % (ranks * 5));
+        options.n = static_cast<std::uint32_t>(1 + random() % 60);
+        options.tiling = {0, 0, 64, banks, static_cast<std::uint32_t>(random() % 2)};
+        options.blocks = random_gather_blocks(random);
+        options.launches = random_sim_launches(4, options.m_max, options.seed);
+        ASSERT_EQ(AllGatherSimulation(options).run(), "");
+      });
 }
 INSTANTIATE_TEST_SUITE_P(Nodes, EveryWorldAndOrder, ::testing::Values(1u, 2u, 3u, 4u));
 
 TEST(AllGatherInterleaving, ManySeeds) {
   for (std::uint64_t seed = 1; seed <= 100; ++seed) {
-    AllGatherOptions options;
-    options.nodes = static_cast<std::uint32_t>(2 + seed % 2);
-    options.locals = static_cast<std::uint32_t>(1 + seed % 3);
+    auto options = small_world<AllGatherOptions>(static_cast<std::uint32_t>(2 + seed % 2),
+                                                 static_cast<std::uint32_t>(1 + seed % 3),
+                                                 random_sim_launches(8, 20, seed), seed);
     options.m_max = 20;
     options.n = 45;
     options.tiling = {0, 0, 64, static_cast<std::uint32_t>(1 + seed / 2 % 2),
                       static_cast<std::uint32_t>(seed / 4 % 2)};
-    options.launches = random_sim_launches(8, 20, seed);
-    options.set_seed(seed);
     ASSERT_EQ(AllGatherSimulation(options).run(), "") << "seed " << seed;
   }
 }
@@ -155,29 +141,20 @@ TEST(AllGatherInterleaving, ManySeeds) {
 /// In how many of 20 runs a wrong element was seen.
 int wrong_of_20(const NetworkOptions& faults) {
   return seeds_seen_wrong<AllGatherSimulation>(20, [&](std::uint64_t seed) {
-    AllGatherOptions options;
-    options.nodes = 2;
-    options.locals = static_cast<std::uint32_t>(1 + seed % 2);
+    auto options = two_large_launches<AllGatherOptions>(seed, faults);
     options.m_max = 40;
     options.n = 45;
     options.tiling = {0, 0, 256, 2};
-    options.launches = {{40, Mode::kFused}, {39, Mode::kUnfused}};
-    options.set_seed(seed);
-    options.network = faults;
     return options;
   });
 }
 
 TEST(AllGatherInterleaving, AChunkThatDidNotMoveIsSeen) {
-  NetworkOptions faults;
-  faults.truncate_one_chunk = true;
-  EXPECT_EQ(wrong_of_20(faults), 20);
+  EXPECT_EQ(wrong_of_20(network_with(&NetworkOptions::truncate_one_chunk)), 20);
 }
 
 TEST(AllGatherInterleaving, AFlagBeforeItsDataIsSeen) {
-  NetworkOptions faults;
-  faults.flags_first = true;
-  EXPECT_GT(wrong_of_20(faults), 5);
+  EXPECT_GT(wrong_of_20(network_with(&NetworkOptions::flags_first)), 5);
 }
 
 }  // namespace

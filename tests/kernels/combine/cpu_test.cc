@@ -8,31 +8,24 @@
 #include <random>
 #include <set>
 #include <string>
-#include <tuple>
 #include <vector>
 
 #include "client/tools/numeric/elements.h"
 #include "kernels/ops/combine/schedule.h"
 #include "tests/kernels/combine/job.h"
+#include "tests/kernels/support/every_world.h"
 #include "tests/kernels/support/network.h"
+#include "tests/kernels/support/routed_tests.h"
 #include "tests/kernels/support/run_ranks.h"
 
 namespace mk::kernels::testing {
 namespace {
 
 std::vector<CombineLaunchCase> random_launches(std::uint32_t count, std::uint64_t seed) {
-  std::mt19937_64 random(seed);
-  std::vector<CombineLaunchCase> launches;
-  for (std::uint32_t i = 0; i < count; ++i) {
-    CombineLaunchCase launch;
-    launch.skew = kSkews[random() % std::size(kSkews)];
-    launch.uneven = random() % 4 != 0;
-    launch.mode = random() % 3 == 0 ? Mode::kUnfused : Mode::kFused;
-    launch.inputs = i;
-    launch.residual = random() % 2 == 0;
-    launches.push_back(launch);
-  }
-  return launches;
+  return random_routed_launches<CombineLaunchCase>(
+      count, seed, [](CombineLaunchCase& launch, std::mt19937_64& random) {
+        launch.residual = random() % 2 == 0;
+      });
 }
 
 /// The bytes that rank `rank` sends: a header to each other node's rank of its rail, and a sum for
@@ -54,13 +47,6 @@ std::uint64_t bytes_sent(const CombinePlan& plan, const std::vector<CombineRankI
   }
   return bytes;
 }
-
-class EveryWorld : public ::testing::TestWithParam<std::tuple<std::uint32_t, std::uint32_t>> {
- protected:
-  std::uint32_t nodes() const { return std::get<0>(GetParam()); }
-  std::uint32_t locals() const { return std::get<1>(GetParam()); }
-  std::uint64_t seed() const { return nodes() * 100 + locals(); }
-};
 
 TEST_P(EveryWorld, GivesEveryTokenTheSumOfItsRows) {
   std::mt19937_64 random(seed());
@@ -86,24 +72,13 @@ TEST_P(EveryWorld, GivesEveryTokenTheSumOfItsRows) {
 
   const auto launches = random_launches(6, seed());
   const auto results = job.run(launches, std::chrono::microseconds(3000));
-  std::vector<std::uint64_t> bytes(job.size(), 0);
-  for (std::size_t i = 0; i < launches.size(); ++i) {
-    const auto inputs = job.inputs(launches[i]);
-    ASSERT_EQ(job.check(launches[i], inputs, results[i]), "")
-        << "launch " << i + 1 << ", skew " << static_cast<int>(launches[i].skew);
-    for (std::uint32_t rank = 0; rank < job.size(); ++rank) {
-      const LaunchStats& stats = *results[i][rank].stats;
-      EXPECT_EQ(stats.epoch, i + 1);
-      EXPECT_EQ(stats.m, inputs[rank].routing.tokens);
-      EXPECT_EQ(stats.mode, launches[i].mode);
-      EXPECT_EQ(stats.network_bytes, bytes_sent(job.plan(), inputs, rank));
-      bytes[rank] += stats.network_bytes;
-    }
-  }
-  Network& seen = network.stop();
-  EXPECT_EQ(seen.complaint(), "");
-  for (std::uint32_t rank = 0; rank < job.size(); ++rank)
-    EXPECT_EQ(seen.bytes_of(rank), bytes[rank]);
+  std::vector<std::vector<CombineRankInput>> inputs;
+  for (const CombineLaunchCase& launch : launches) inputs.push_back(job.inputs(launch));
+  expect_right_launches(job, network, launches, results,
+                        [&](std::size_t i, std::uint32_t rank, const LaunchStats& stats) {
+                          EXPECT_EQ(stats.m, inputs[i][rank].routing.tokens);
+                          EXPECT_EQ(stats.network_bytes, bytes_sent(job.plan(), inputs[i], rank));
+                        });
   // A bound far above what is seen would prove little.
   EXPECT_GT(job.worst(), 0.01);
 }
@@ -111,10 +86,7 @@ TEST_P(EveryWorld, GivesEveryTokenTheSumOfItsRows) {
 INSTANTIATE_TEST_SUITE_P(Worlds, EveryWorld,
                          ::testing::Combine(::testing::Values(1u, 2u, 3u),
                                             ::testing::Values(1u, 2u, 3u, 4u)),
-                         [](const auto& world) {
-                           return fmt::format("{}x{}", std::get<0>(world.param),
-                                              std::get<1>(world.param));
-                         });
+                         name_of_world);
 
 CombineJobOptions two_by_two() {
   CombineJobOptions options;

@@ -12,7 +12,9 @@
 #include <vector>
 
 #include "kernels/ops/combine/spec.h"
+#include "tests/kernels/combine/run_role.h"
 #include "tests/kernels/combine/sim_executors.h"
+#include "tests/kernels/support/interleaving_tests.h"
 #include "tests/kernels/support/reference.h"
 #include "tests/kernels/support/simulation.h"
 
@@ -140,18 +142,7 @@ class CombineSimulation : private SimOperator {
               const SimExecutor& frame) {
     AnyExecutor executor(frame, ranks_[index]);
     CombineBlock<AnyExecutor> block(executor, ranks_[index].launch, role, block_index, totals);
-    switch (role) {
-      case Role::kPlan:
-        return gemm_combine::plan(block);
-      case Role::kReduce:
-        return gemm_combine::reduce(block);
-      case Role::kSend:
-        return gemm_combine::send(block);
-      case Role::kReceive:
-        return gemm_combine::receive(block);
-      default:
-        return gemm_combine::compute(block);
-    }
+    return run_combine_role(block, role);
   }
 
   std::string check(std::uint32_t index) override {
@@ -256,13 +247,6 @@ class CombineSimulation : private SimOperator {
   Simulation simulation_;
 };
 
-/// Launches all with the operator's m.
-std::vector<SimLaunch> sim_launches(std::uint32_t count, std::uint64_t seed) {
-  auto launches = random_sim_launches(count, 1, seed);
-  for (SimLaunch& launch : launches) launch.m = kCombineM;
-  return launches;
-}
-
 /// Shape, tiles, chunks and blocks by the seed.
 void draw(CombineSimOptions& options) {
   std::mt19937_64 random(options.seed);
@@ -280,38 +264,22 @@ void draw(CombineSimOptions& options) {
   options.steps = random() % 2 == 0 ? 1 : 16;
 }
 
-class EveryWorldAndOrder : public ::testing::TestWithParam<std::uint32_t> {};
-
 TEST_P(EveryWorldAndOrder, EndsAndIsRight) {
-  const std::uint32_t nodes = GetParam();
-  for (std::uint32_t locals = 1; locals <= 8; ++locals) {
-    for (Order order : kOrders) {
-      // Large worlds take long: half of the orders, others for each world.
-      if (nodes * locals > 8 && (static_cast<std::uint32_t>(order) + locals) % 2 != 0) continue;
-      CombineSimOptions options;
-      options.nodes = nodes;
-      options.locals = locals;
-      options.order = order;
-      options.seed = nodes * 1000 + locals * 100 + static_cast<std::uint64_t>(order) * 10;
-      options.tiling.banks = static_cast<std::uint32_t>(1 + (locals + static_cast<int>(order)) % 2);
-      draw(options);
-      options.faults = locals % 2 == 0;
-      options.launches = sim_launches(4, options.seed);
-      ASSERT_EQ(CombineSimulation(options).run(), "")
-          << fmt::format("{} x {}, order {}, {} banks, seed {}", nodes, locals,
-                         static_cast<int>(order), options.tiling.banks, options.seed);
-    }
-  }
+  for_every_world_and_order<CombineSimOptions>(
+      GetParam(), [](CombineSimOptions& options, std::uint32_t banks, std::mt19937_64&) {
+        if (is_left_out(options)) return;
+        options.tiling.banks = banks;
+        draw(options);
+        options.faults = options.locals % 2 == 0;
+        options.launches = random_sim_launches_of(kCombineM, 4, options.seed);
+        ASSERT_EQ(CombineSimulation(options).run(), "");
+      });
 }
 INSTANTIATE_TEST_SUITE_P(Nodes, EveryWorldAndOrder, ::testing::Values(1u, 2u, 3u, 4u));
 
 CombineSimOptions small(std::uint32_t nodes, std::uint32_t locals, std::uint64_t seed) {
-  CombineSimOptions options;
-  options.nodes = nodes;
-  options.locals = locals;
-  options.launches = sim_launches(6, seed);
-  options.set_seed(seed);
-  return options;
+  return small_world<CombineSimOptions>(nodes, locals, random_sim_launches_of(kCombineM, 6, seed),
+                                        seed);
 }
 
 TEST(CombineInterleaving, ManySeeds) {
@@ -325,53 +293,49 @@ TEST(CombineInterleaving, ManySeeds) {
   }
 }
 
-// A handle whose offsets or rows make no sense, and ids that are no experts', where nobody looked
-// at them before: named, and nothing is read or stored outside. The launches after them are right.
-TEST(CombineInterleaving, WhatMakesNoSenseIsNamedAndDisturbsNoLaterLaunch) {
+/// Counts the faults that ranks named in 60 right runs with faults that `set(options)` makes.
+template <class Set>
+std::uint32_t named_in_60(Set&& set) {
   std::uint32_t named = 0;
   for (std::uint64_t seed = 1; seed <= 60; ++seed) {
     CombineSimOptions options = small(static_cast<std::uint32_t>(1 + seed % 3),
                                       static_cast<std::uint32_t>(1 + seed / 3 % 3), seed);
-    options.shape.tokens_max = 20;
-    options.groups = seed % 6 == 0;
-    options.faults = options.nonsense = true;
+    options.faults = true;
+    set(options);
     CombineSimulation simulation(options);
-    ASSERT_EQ(simulation.run(), "") << "seed " << seed;
+    EXPECT_EQ(simulation.run(), "") << "seed " << seed;
     named += simulation.faults_named();
   }
-  EXPECT_GT(named, 150u);
+  return named;
+}
+
+// A handle whose offsets or rows make no sense, and ids that are no experts', where nobody looked
+// at them before: named, and nothing is read or stored outside. The launches after them are right.
+TEST(CombineInterleaving, WhatMakesNoSenseIsNamedAndDisturbsNoLaterLaunch) {
+  const auto nonsense = [](CombineSimOptions& options) {
+    options.shape.tokens_max = 20;
+    options.groups = options.seed % 6 == 0;
+    options.nonsense = true;
+  };
+  EXPECT_GT(named_in_60(nonsense), 150u);
 }
 
 // All ranks hear of a rank that has no rows, and its rank of a row that is missing. Nothing is
 // stored there, and the launches after it are right.
 TEST(CombineInterleaving, HandlesThatDoNotFitAreNamedAndDisturbNoLaterLaunch) {
-  std::uint32_t named = 0;
-  for (std::uint64_t seed = 1; seed <= 60; ++seed) {
-    CombineSimOptions options = small(static_cast<std::uint32_t>(1 + seed % 3),
-                                      static_cast<std::uint32_t>(1 + seed / 3 % 3), seed);
-    options.tiling.banks = static_cast<std::uint32_t>(1 + seed / 2 % 2);
-    options.faults = true;
-    CombineSimulation simulation(options);
-    ASSERT_EQ(simulation.run(), "") << "seed " << seed;
-    named += simulation.faults_named();
-  }
-  EXPECT_GT(named, 150u);
+  const auto unfit = [](CombineSimOptions& options) {
+    options.tiling.banks = static_cast<std::uint32_t>(1 + options.seed / 2 % 2);
+  };
+  EXPECT_GT(named_in_60(unfit), 150u);
 }
 
 TEST(CombineInterleaving, FusedLaunchesOverlapAndUnfusedOnesDoNot) {
-  std::uint32_t early[2] = {};
-  for (Mode mode : {Mode::kFused, Mode::kUnfused}) {
-    for (std::uint64_t seed = 1; seed <= 8; ++seed) {
-      CombineSimOptions options = small(2, 2, seed);
-      options.shape.tokens_max = 30;
-      for (SimLaunch& launch : options.launches) launch.mode = mode;
-      CombineSimulation simulation(options);
-      ASSERT_EQ(simulation.run(), "");
-      early[static_cast<int>(mode)] += simulation.sums_before_products();
-    }
-  }
-  EXPECT_GT(early[0], 0u);
-  EXPECT_EQ(early[1], 0u);
+  const auto options_of = [](std::uint64_t seed) {
+    CombineSimOptions options = small(2, 2, seed);
+    options.shape.tokens_max = 30;
+    return options;
+  };
+  expect_only_fused_overlap(options_of, &CombineSimulation::sums_before_products);
 }
 
 /// In how many of 60 runs a wrong element was seen.

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cmath>
 #include <random>
-#include <stdexcept>
 
 #include "client/tools/numeric/combine_reference.h"
 #include "client/tools/numeric/random_matrix.h"
@@ -19,39 +18,15 @@ constexpr std::uint16_t kPoison = 0x7fff;
 
 }  // namespace
 
-DataType CombineJob::type() const {
-  return options_.dtype == DType::kBf16 ? DataType::kBf16 : DataType::kF16;
-}
-
-CombineJob::CombineJob(const CombineJobOptions& options) : options_(options) {
-  auto plan = CombinePlan::make(options.nodes, options.locals, options.shape, options.dtype,
-                                options.tiling);
-  if (!plan) throw std::runtime_error(plan.error().message);
-  plan_ = *plan;
-  cluster_ = std::make_unique<Cluster>(
-      ClusterShape{options.nodes, options.locals, plan_.workspace_bytes(), plan_.flag_count(),
-                   options.cpu.blocks.send, options.slot_count_log2});
+CombineJob::CombineJob(const CombineJobOptions& options) : RoutedJob(options) {
   const CombineShape& shape = options.shape;
   for (std::uint32_t expert = 0; expert < shape.experts; ++expert)
     by_expert_.push_back(weights_of(expert));
-  for (std::uint32_t rank = 0; rank < cluster_->size(); ++rank) {
-    auto op = CombineCpu::create(plan_, cluster_->context(rank),
-                                 cluster_->with_progress(options.cpu, rank));
-    if (!op) throw std::runtime_error(op.error().message);
-    ops_.push_back(std::move(*op));
+  for (std::uint32_t rank = 0; rank < size(); ++rank) {
     const ShardRange experts = shard_of(shape.experts, size(), rank);
     std::vector<std::uint16_t>& all = weights_.emplace_back();
-    for (std::uint32_t expert = experts.first; expert < experts.first + experts.count; ++expert) {
-      const std::vector<std::uint16_t>& one = by_expert_[expert];
-      if (options_.cpu.b_layout == BLayout::kKN) {
-        all.insert(all.end(), one.begin(), one.end());
-        continue;
-      }
-      for (std::uint32_t column = 0; column < shape.hidden; ++column) {
-        for (std::uint32_t row = 0; row < shape.features; ++row)
-          all.push_back(one[std::size_t{row} * shape.hidden + column]);
-      }
-    }
+    for (std::uint32_t expert = experts.first; expert < experts.first + experts.count; ++expert)
+      append_weights(by_expert_[expert], shape.features, shape.hidden, all);
   }
 }
 
@@ -65,10 +40,8 @@ std::vector<std::uint16_t> CombineJob::weights_of(std::uint32_t expert) const {
 
 std::vector<CombineRankInput> CombineJob::inputs(const CombineLaunchCase& launch) const {
   const CombineShape& shape = options_.shape;
-  std::mt19937_64 random(options_.seed * 1000003 + launch.inputs * 1009 +
-                         static_cast<std::uint64_t>(launch.skew));
-  const auto routing = draw_routing(size(), shape.experts, shape.top_k, shape.tokens_max,
-                                    launch.skew, launch.uneven, random);
+  std::mt19937_64 random = random_of(launch);
+  const auto routing = routing_of(launch, random);
   std::vector<CombineRankInput> all(size());
   for (std::uint32_t rank = 0; rank < size(); ++rank) {
     CombineRankInput& input = all[rank];

@@ -5,34 +5,18 @@
 
 #include <chrono>
 #include <cstdint>
-#include <memory>
 #include <string>
 #include <vector>
 
-#include "client/tools/numeric/elements.h"
 #include "kernels/ops/combine/cpu.h"
 #include "tests/kernels/combine/handles.h"
-#include "tests/kernels/support/cluster.h"
+#include "tests/kernels/support/routed_job.h"
 
 namespace mk::kernels::testing {
 
-struct CombineJobOptions {
-  std::uint32_t nodes = 1;
-  std::uint32_t locals = 1;
-  CombineShape shape;
-  DType dtype = DType::kBf16;
-  Tiling tiling;
-  CombineCpuOptions cpu;
-  std::uint32_t slot_count_log2 = 5;
-  std::uint64_t seed = 1;
-};
+using CombineJobOptions = RoutedJobOptions<CombineShape, CombineCpuOptions>;
 
-/// One launch, the same for all ranks.
-struct CombineLaunchCase {
-  Skew skew = Skew::kUniform;
-  bool uneven = true;  ///< ranks have different numbers of tokens
-  Mode mode = Mode::kFused;
-  std::uint64_t inputs = 0;  ///< launches with equal numbers here have equal inputs
+struct CombineLaunchCase : RoutedLaunch {
   bool residual = false;
   bool nan = false;  ///< each rank's first token has a NaN in one of its rows
 };
@@ -50,15 +34,10 @@ struct CombineRankResult {
   std::vector<std::uint16_t> out;
 };
 
-class CombineJob {
+class CombineJob : public RoutedJob<CombinePlan, CombineCpu, CombineJobOptions> {
  public:
   /// Makes plan, memory and operators; throws if it cannot.
   explicit CombineJob(const CombineJobOptions& options);
-
-  Cluster& cluster() { return *cluster_; }
-  const CombinePlan& plan() const { return plan_; }
-  CombineCpu& op(std::uint32_t rank) { return *ops_[rank]; }
-  std::uint32_t size() const { return cluster_->size(); }
 
   /// Every rank's input.
   std::vector<CombineRankInput> inputs(const CombineLaunchCase& launch) const;
@@ -81,21 +60,13 @@ class CombineJob {
                     const std::vector<CombineRankResult>& results) {
     return check(launch, inputs(launch), results);
   }
-  /// The largest error over its bound so far: 1 would be just allowed.
-  double worst() const { return worst_; }
 
  private:
   /// [I][H], whatever layout the operator takes.
   std::vector<std::uint16_t> weights_of(std::uint32_t expert) const;
-  DataType type() const;
 
-  CombineJobOptions options_;
-  CombinePlan plan_;
-  std::unique_ptr<Cluster> cluster_;
-  std::vector<std::unique_ptr<CombineCpu>> ops_;
   std::vector<std::vector<std::uint16_t>> weights_;    ///< by rank, as the operator takes them
   std::vector<std::vector<std::uint16_t>> by_expert_;  ///< weights_of
-  double worst_ = 0;
 };
 
 }  // namespace mk::kernels::testing

@@ -86,7 +86,7 @@ TEST_P(Told, Moe) {
   options.shape = {20, 24, 16, 6, 2};
   options.tiling = {8, 8, 128, 2};
   MoeJob job(options);
-  expect_all_done(job, MoeLaunch{.uneven = false}, "moe_dispatch", {16, 24, 6, 2});
+  expect_all_done(job, MoeLaunch{{.uneven = false}}, "moe_dispatch", {16, 24, 6, 2});
   EXPECT_EQ(job.cluster().rank(0).progress.m, 20u) << "tokens";
 }
 
@@ -95,7 +95,7 @@ TEST_P(Told, Combine) {
   options.shape = {20, 24, 16, 6, 2, CombinePartials::kElement};
   options.tiling = {8, 8, 128, 2};
   CombineJob job(options);
-  expect_all_done(job, CombineLaunchCase{.uneven = false}, "gemm_combine", {24, 16, 6, 2});
+  expect_all_done(job, CombineLaunchCase{{.uneven = false}}, "gemm_combine", {24, 16, 6, 2});
   EXPECT_EQ(job.cluster().rank(0).progress.m, 20u) << "tokens";
 }
 

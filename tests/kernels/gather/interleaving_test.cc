@@ -12,6 +12,7 @@
 
 #include "kernels/gather/plan.h"
 #include "kernels/gather/roles.h"
+#include "tests/kernels/support/interleaving_tests.h"
 #include "tests/kernels/support/simulation.h"
 
 namespace mk::kernels::testing {
@@ -277,46 +278,31 @@ class GatherSimulation : private SimOperator {
   Simulation simulation_;
 };
 
-class EveryWorldAndOrder : public ::testing::TestWithParam<std::tuple<std::uint32_t, GatherKind>> {
-};
+class EveryWorldKindAndOrder
+    : public ::testing::TestWithParam<std::tuple<std::uint32_t, GatherKind>> {};
 
-TEST_P(EveryWorldAndOrder, EndsAndBringsAllRows) {
-  const auto [nodes, kind] = GetParam();
-  for (std::uint32_t locals = 1; locals <= 8; ++locals) {
-    for (Order order : kOrders) {
-      GatherOptions options;
-      options.nodes = nodes;
-      options.locals = locals;
-      options.kind = kind;
-      options.order = order;
-      options.seed = nodes * 1000 + locals * 100 + static_cast<std::uint64_t>(order) * 10;
-      std::mt19937_64 random(options.seed);
-      options.shape = {static_cast<std::uint32_t>(1 + random() % 5),
-                       static_cast<std::uint32_t>(1 + random() % 70)};
-      options.banks = 1 + (locals + static_cast<std::uint32_t>(order)) % 2;
-      const auto blocks = [&] { return static_cast<std::uint32_t>(1 + random() % 2); };
-      options.blocks = {blocks(), 1, blocks(), blocks(), blocks(), 1, 1};
-      options.launches = random_sim_launches(3, 9, options.seed);
-      options.receivers_share = random() % 2 == 0;
-      GatherSimulation simulation(options);
-      ASSERT_EQ(simulation.run(), "")
-          << fmt::format("{} x {}, order {}, {} banks, seed {}", nodes, locals,
-                         static_cast<int>(order), options.banks, options.seed);
-    }
-  }
+TEST_P(EveryWorldKindAndOrder, EndsAndBringsAllRows) {
+  for_every_world_and_order<GatherOptions>(
+      std::get<0>(GetParam()),
+      [](GatherOptions& options, std::uint32_t banks, std::mt19937_64& random) {
+        options.kind = std::get<1>(GetParam());
+        options.shape = {static_cast<std::uint32_t>(1 + random() % 5),
+                         static_cast<std::uint32_t>(1 + random() % 70)};
+        options.banks = banks;
+        options.blocks = random_gather_blocks(random);
+        options.launches = random_sim_launches(3, 9, options.seed);
+        options.receivers_share = random() % 2 == 0;
+        ASSERT_EQ(GatherSimulation(options).run(), "");
+      });
 }
-INSTANTIATE_TEST_SUITE_P(Worlds, EveryWorldAndOrder,
+INSTANTIATE_TEST_SUITE_P(Worlds, EveryWorldKindAndOrder,
                          ::testing::Combine(::testing::Values(1u, 2u, 3u, 4u),
                                             ::testing::Values(GatherKind::kBroadcast,
                                                               GatherKind::kPull)));
 
 GatherOptions small(std::uint32_t nodes, std::uint32_t locals, std::uint64_t seed) {
-  GatherOptions options;
-  options.nodes = nodes;
-  options.locals = locals;
+  auto options = small_world<GatherOptions>(nodes, locals, random_sim_launches(8, 6, seed), seed);
   options.kind = seed / 3 % 2 == 0 ? GatherKind::kPull : GatherKind::kBroadcast;
-  options.launches = random_sim_launches(8, 6, seed);
-  options.set_seed(seed);
   return options;
 }
 

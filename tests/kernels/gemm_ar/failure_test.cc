@@ -8,19 +8,13 @@ INSTANTIATE_TYPED_TEST_SUITE_P(AllReduce, GemmSumFailure, GemmArOp);
 // These have two nodes at most, so the form is the same; its own cases are below.
 INSTANTIATE_TYPED_TEST_SUITE_P(TwoShotAllReduce, GemmSumFailure, GemmArTwoShotOp);
 
-#ifdef MK_SANITIZED
-constexpr milliseconds kDeadline(6000);
-#else
-constexpr milliseconds kDeadline(2000);
-#endif
-
 // Each node waits for the missing one's sums itself, before it waits for what others would make of
 // them. So do workers that wait for what another worker of their rank makes.
 TEST(TwoShotFailure, AMissingNodeIsNamedByAllOthers) {
   for (const std::uint32_t missing : {0u, 2u, 3u}) {
     for (const std::uint32_t receivers : {1u, 3u}) {
       SCOPED_TRACE(fmt::format("{} receive workers", receivers));
-      JobOptions options = job_options(4, 1, kDeadline);
+      JobOptions options = job_options(4, 1, kWaitForMissing);
       options.cpu.blocks.receive = receivers;
       GemmSumJob<GemmArTwoShotOp> job(options);
       NetworkThread network(job.cluster(), 1);
@@ -39,7 +33,7 @@ TEST(TwoShotFailure, AMissingNodeIsNamedByAllOthers) {
 
 // With fewer tiles than nodes the last nodes add up nothing: they hear of each other by headers.
 TEST(TwoShotFailure, AMissingNodeWithoutAChunkIsNamed) {
-  JobOptions options = job_options(5, 1, kDeadline);
+  JobOptions options = job_options(5, 1, kWaitForMissing);
   options.max = {8, 16, 16};  // one tile, which node 0 finishes
   GemmSumJob<GemmArTwoShotOp> job(options);
   NetworkThread network(job.cluster(), 1);
@@ -52,7 +46,7 @@ TEST(TwoShotFailure, AMissingNodeWithoutAChunkIsNamed) {
 }
 
 TEST(TwoShotFailure, NodesWithDifferentMAreNamedAlsoWithoutAChunk) {
-  JobOptions options = job_options(5, 1, kDeadline);
+  JobOptions options = job_options(5, 1, kWaitForMissing);
   options.max = {16, 16, 16};
   GemmSumJob<GemmArTwoShotOp> job(options);
   NetworkThread network(job.cluster(), 1);
@@ -68,7 +62,7 @@ TEST(TwoShotFailure, NodesWithDifferentMAreNamedAlsoWithoutAChunk) {
 
 // A missing local rank: its node names it directly, the other nodes by the rail.
 TEST(TwoShotFailure, AMissingLocalRankIsNamed) {
-  GemmSumJob<GemmArTwoShotOp> job(job_options(3, 2, kDeadline));
+  GemmSumJob<GemmArTwoShotOp> job(job_options(3, 2, kWaitForMissing));
   NetworkThread network(job.cluster(), 1);
   const auto errors = launch_on(job, {0, 1, 2, 3, 4}, std::vector<std::uint32_t>(6, 40));
   EXPECT_TRUE(contains(errors[4].message, "for rank 5: flag launch-record[local rank 1]"))

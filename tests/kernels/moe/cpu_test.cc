@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <initializer_list>
 #include <random>
 #include <string>
 #include <tuple>
@@ -13,32 +14,17 @@
 
 #include "kernels/ops/moe/schedule.h"
 #include "tests/kernels/moe/job.h"
+#include "tests/kernels/support/every_world.h"
 #include "tests/kernels/support/network.h"
+#include "tests/kernels/support/routed_tests.h"
 #include "tests/kernels/support/same_bits.h"
 
 namespace mk::kernels::testing {
 namespace {
 
 std::vector<MoeLaunch> random_launches(std::uint32_t count, std::uint64_t seed) {
-  std::mt19937_64 random(seed);
-  std::vector<MoeLaunch> launches;
-  for (std::uint32_t i = 0; i < count; ++i) {
-    MoeLaunch launch;
-    launch.skew = kSkews[random() % std::size(kSkews)];
-    launch.uneven = random() % 4 != 0;
-    launch.mode = random() % 3 == 0 ? Mode::kUnfused : Mode::kFused;
-    launch.inputs = i;
-    launches.push_back(launch);
-  }
-  return launches;
+  return random_routed_launches<MoeLaunch>(count, seed, [](MoeLaunch&, std::mt19937_64&) {});
 }
-
-class EveryWorld : public ::testing::TestWithParam<std::tuple<std::uint32_t, std::uint32_t>> {
- protected:
-  std::uint32_t nodes() const { return std::get<0>(GetParam()); }
-  std::uint32_t locals() const { return std::get<1>(GetParam()); }
-  std::uint64_t seed() const { return nodes() * 100 + locals(); }
-};
 
 TEST_P(EveryWorld, GivesEveryRankItsExpertsRows) {
   std::mt19937_64 random(seed());
@@ -71,33 +57,23 @@ TEST_P(EveryWorld, GivesEveryRankItsExpertsRows) {
 
   const auto launches = random_launches(8, seed());
   const auto results = job.run(launches, std::chrono::microseconds(3000));
-  std::vector<std::uint64_t> bytes(job.size(), 0);
-  for (std::size_t i = 0; i < launches.size(); ++i) {
-    ASSERT_EQ(job.check(launches[i], results[i]), "")
-        << "launch " << i + 1 << ", skew " << static_cast<int>(launches[i].skew);
-    const auto sources = job.sources(launches[i]);
-    for (std::uint32_t rank = 0; rank < job.size(); ++rank) {
-      const LaunchStats& stats = *results[i][rank].stats;
-      EXPECT_EQ(stats.epoch, i + 1);
-      EXPECT_EQ(stats.m, sources[rank].tokens);
-      EXPECT_EQ(stats.mode, launches[i].mode);
-      // Each shard crosses to each node once: this rank sends those of its rail that are not the
-      // next node's own.
-      std::uint64_t expected = 0;
-      for (std::uint32_t node = 0; node < nodes(); ++node) {
-        const std::uint32_t here = rank / locals();
-        if (nodes() == 1 || node == (here + 1) % nodes()) continue;
-        const std::uint64_t tokens = sources[node * locals() + rank % locals()].tokens;
-        expected += 128 + tokens * (8 * options.shape.top_k + 2 * options.shape.hidden);
-      }
-      EXPECT_EQ(stats.network_bytes, expected);
-      bytes[rank] += stats.network_bytes;
-    }
-  }
-  Network& seen = network.stop();
-  EXPECT_EQ(seen.complaint(), "");
-  for (std::uint32_t rank = 0; rank < job.size(); ++rank)
-    EXPECT_EQ(seen.bytes_of(rank), bytes[rank]);
+  std::vector<std::vector<tools::MoeSource>> sources;
+  for (const MoeLaunch& launch : launches) sources.push_back(job.sources(launch));
+  expect_right_launches(
+      job, network, launches, results,
+      [&](std::size_t i, std::uint32_t rank, const LaunchStats& stats) {
+        EXPECT_EQ(stats.m, sources[i][rank].tokens);
+        // Each shard crosses to each node once: this rank sends those of its rail that are not the
+        // next node's own.
+        std::uint64_t expected = 0;
+        for (std::uint32_t node = 0; node < nodes(); ++node) {
+          const std::uint32_t here = rank / locals();
+          if (nodes() == 1 || node == (here + 1) % nodes()) continue;
+          const std::uint64_t tokens = sources[i][node * locals() + rank % locals()].tokens;
+          expected += 128 + tokens * (8 * options.shape.top_k + 2 * options.shape.hidden);
+        }
+        EXPECT_EQ(stats.network_bytes, expected);
+      });
   // A bound far above what is seen would prove little.
   EXPECT_GT(job.worst(), 0.01);
 }
@@ -105,10 +81,7 @@ TEST_P(EveryWorld, GivesEveryRankItsExpertsRows) {
 INSTANTIATE_TEST_SUITE_P(Worlds, EveryWorld,
                          ::testing::Combine(::testing::Values(1u, 2u, 3u, 4u),
                                             ::testing::Values(1u, 2u, 3u, 4u, 8u)),
-                         [](const auto& world) {
-                           return fmt::format("{}x{}", std::get<0>(world.param),
-                                              std::get<1>(world.param));
-                         });
+                         name_of_world);
 
 MoeJobOptions two_by_two() {
   MoeJobOptions options;
@@ -179,16 +152,16 @@ TEST(MoeDispatchCpu, TheDefaultRoomHoldsTokensThatNameOneExpertInAllSlots) {
   EXPECT_EQ(most, 4u * 10 * 3);
 }
 
-// Gates and up projections in two halves or alternating, in both layouts and types; a column tile
-// that is narrower than the others, and one alone.
-TEST(MoeDispatchCpu, GatedSiluGivesTheProductOfBothHalves) {
+/// In both layouts and types; a column tile that is narrower than the others, and one alone.
+void expect_right_with(std::initializer_list<MoeEpilogue> epilogues, bool bias) {
   std::uint32_t turn = 0;
-  for (const MoeEpilogue epilogue : {MoeEpilogue::kGatedSilu, MoeEpilogue::kGatedSiluInterleaved}) {
+  for (const MoeEpilogue epilogue : epilogues) {
     for (const BLayout layout : {BLayout::kKN, BLayout::kNK}) {
       for (const std::uint32_t tile_n : {16u, 0u}) {
         MoeJobOptions options = two_by_two();
         options.dtype = turn++ % 2 == 0 ? DType::kBf16 : DType::kF16;
         options.shape.epilogue = epilogue;
+        options.shape.bias = bias;
         options.tiling.tile_n = tile_n;
         options.cpu.b_layout = layout;
         options.cpu.blocks.compute = 2;
@@ -205,29 +178,14 @@ TEST(MoeDispatchCpu, GatedSiluGivesTheProductOfBothHalves) {
   }
 }
 
+// Gates and up projections in two halves or alternating.
+TEST(MoeDispatchCpu, GatedSiluGivesTheProductOfBothHalves) {
+  expect_right_with({MoeEpilogue::kGatedSilu, MoeEpilogue::kGatedSiluInterleaved}, false);
+}
+
 TEST(MoeDispatchCpu, EveryEpilogueAddsTheExpertsBias) {
-  std::uint32_t turn = 0;
-  for (const MoeEpilogue epilogue :
-       {MoeEpilogue::kNone, MoeEpilogue::kGatedSilu, MoeEpilogue::kGatedSiluInterleaved}) {
-    for (const BLayout layout : {BLayout::kKN, BLayout::kNK}) {
-      for (const std::uint32_t tile_n : {16u, 0u}) {
-        MoeJobOptions options = two_by_two();
-        options.dtype = turn++ % 2 == 0 ? DType::kBf16 : DType::kF16;
-        options.shape.epilogue = epilogue;
-        options.shape.bias = true;
-        options.tiling.tile_n = tile_n;
-        options.cpu.b_layout = layout;
-        options.cpu.blocks.compute = 2;
-        MoeJob job(options);
-        NetworkThread network(job.cluster(), turn);
-        const auto launches = random_launches(3, turn);
-        const auto results = job.run(launches);
-        for (std::size_t i = 0; i < launches.size(); ++i)
-          ASSERT_EQ(job.check(launches[i], results[i]), "") << name_of(epilogue) << " " << i;
-        EXPECT_GT(job.worst(), 0.01);
-      }
-    }
-  }
+  expect_right_with(
+      {MoeEpilogue::kNone, MoeEpilogue::kGatedSilu, MoeEpilogue::kGatedSiluInterleaved}, true);
 }
 
 TEST(MoeDispatchCpu, ALaunchBringsABiasIfTheShapeHasOneAndOnlyThen) {

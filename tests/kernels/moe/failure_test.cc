@@ -6,16 +6,14 @@
 #include <chrono>
 #include <cmath>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "tests/kernels/moe/job.h"
 #include "tests/kernels/support/network.h"
+#include "tests/kernels/support/routed_tests.h"
 
 namespace mk::kernels::testing {
 namespace {
-
-using std::chrono::milliseconds;
 
 MoeJobOptions job_options(std::uint32_t nodes, std::uint32_t locals, milliseconds timeout) {
   MoeJobOptions options;
@@ -27,21 +25,13 @@ MoeJobOptions job_options(std::uint32_t nodes, std::uint32_t locals, millisecond
   return options;
 }
 
-bool contains(const std::string& text, std::string_view part) {
-  return text.find(part) != std::string::npos;
-}
-
 /// Launches on those ranks at the same time, with room for capacity[rank] rows.
 std::vector<MoeRankResult> launch_on(MoeJob& job, const std::vector<std::uint32_t>& ranks,
                                      const MoeLaunch& launch,
                                      const std::vector<std::uint32_t>& capacity) {
-  std::vector<MoeRankResult> results(job.size());
-  std::vector<std::thread> threads;
-  for (std::uint32_t rank : ranks) {
-    threads.emplace_back([&, rank] { results[rank] = job.launch(rank, launch, capacity[rank]); });
-  }
-  for (std::thread& thread : threads) thread.join();
-  return results;
+  return launch_together(job.size(), ranks, [&](std::uint32_t rank) {
+    return job.launch(rank, launch, capacity[rank]);
+  });
 }
 
 TEST(MoeDispatchFailure, TooManyRowsFailThatRankBeforeAnythingIsStoredAndNoOther) {
@@ -87,20 +77,7 @@ TEST(MoeDispatchFailure, AMissingRankIsNamed) {
   NetworkThread network(job.cluster(), 2);
   const std::vector<std::uint32_t> capacity(4, job.plan().shape.rows_max);
   const auto results = launch_on(job, {0, 1, 2}, {}, capacity);
-  for (std::uint32_t rank = 0; rank < 3; ++rank) {
-    ASSERT_FALSE(results[rank].stats);
-    const Error& error = results[rank].stats.error();
-    EXPECT_TRUE(error.code == ErrorCode::kTimeout || error.code == ErrorCode::kAborted);
-    // Node 0 hears of it only through its rails: rank 0 may be the first there to give up, on
-    // rank 2, which waits for rank 3 itself. Every other wait is for rank 3.
-    EXPECT_TRUE(contains(error.message, "for rank 3: flag") ||
-                contains(error.message, "on the same node failed") ||
-                (rank == 0 && contains(error.message, "for rank 2: flag arrival[node 1]")))
-        << error.message;
-  }
-  const Error& beside = results[2].stats.error();
-  EXPECT_EQ(beside.code, ErrorCode::kTimeout);
-  EXPECT_TRUE(contains(beside.message, "for rank 3: flag")) << beside.message;
+  expect_rank_3_named(results, "for rank 3: flag");
   // The operator stays broken.
   const auto again = job.launch(0, {}, capacity[0]);
   ASSERT_FALSE(again.stats);
@@ -110,18 +87,9 @@ TEST(MoeDispatchFailure, AMissingRankIsNamed) {
 TEST(MoeDispatchFailure, AbortWordsEndALaunchLongBeforeItsDeadline) {
   MoeJob job(job_options(2, 2, std::chrono::hours(1)));
   NetworkThread network(job.cluster(), 3);
-  std::thread aborter([&] {
-    std::this_thread::sleep_for(milliseconds(50));
-    for (std::uint32_t rank = 0; rank < 3; ++rank)
-      shm::store_release(&job.cluster().rank(rank).session_abort, 1u);
-  });
   const std::vector<std::uint32_t> capacity(4, job.plan().shape.rows_max);
-  const auto results = launch_on(job, {0, 1, 2}, {}, capacity);
-  aborter.join();
-  for (std::uint32_t rank = 0; rank < 3; ++rank) {
-    ASSERT_FALSE(results[rank].stats);
-    EXPECT_EQ(results[rank].stats.error().code, ErrorCode::kAborted);
-  }
+  expect_abort_words_end(job,
+                         [&](const auto& ranks) { return launch_on(job, ranks, {}, capacity); });
 }
 
 TEST(MoeDispatchFailure, WrongArgumentsChangeNothing) {
@@ -134,10 +102,7 @@ TEST(MoeDispatchFailure, WrongArgumentsChangeNothing) {
                                weights.data()};
   const auto refused = [&](const MoeDispatchInput& wrong, void* to, std::uint32_t capacity,
                            std::string_view part) {
-    const auto result = job.op(0).launch(wrong, to, capacity);
-    ASSERT_FALSE(result);
-    EXPECT_EQ(result.error().code, ErrorCode::kInvalidArgument);
-    EXPECT_TRUE(contains(result.error().message, part)) << result.error().message;
+    expect_refused(job.op(0).launch(wrong, to, capacity), part);
   };
   MoeDispatchInput wrong = input;
   wrong.count = 21;
@@ -178,56 +143,16 @@ TEST(MoeDispatchFailure, WrongArgumentsChangeNothing) {
 
 TEST(MoeDispatchFailure, AContextThatDoesNotFitIsRefused) {
   MoeJob job(job_options(2, 2, std::chrono::seconds(120)));
-  const auto refused = [&](const RankContext& context, const MoeDispatchCpuOptions& options,
-                           std::string_view part) {
-    const auto op = MoeDispatchCpu::create(job.plan(), context, options);
-    ASSERT_FALSE(op);
-    EXPECT_EQ(op.error().code, ErrorCode::kInvalidArgument);
-    EXPECT_TRUE(contains(op.error().message, part)) << op.error().message;
-  };
-  RankContext bad = job.cluster().context(1);
-  bad.flag_count -= 1;
-  refused(bad, {}, "arrival flags");
-  MoeDispatchCpuOptions options;
-  options.blocks.plan = 0;
-  refused(job.cluster().context(1), options, "0 blocks of one role");
+  expect_unfit_contexts_are_refused<MoeDispatchCpu, MoeDispatchCpuOptions>(job);
 }
 
 TEST(MoeDispatchPlan, RefusesWhatItCannotDoAndSaysWhatIsAllowed) {
-  const MoeDispatchShape good{20, 24, 40, 6, 2, 0};
-  const auto refused = [&](std::uint32_t nodes, const MoeDispatchShape& shape, const Tiling& tiling,
-                           std::string_view part, ErrorCode code = ErrorCode::kInvalidArgument,
-                           DType dtype = DType::kBf16) {
-    const auto plan = MoeDispatchPlan::make(nodes, 2, shape, dtype, tiling);
-    ASSERT_FALSE(plan) << part;
-    EXPECT_EQ(plan.error().code, code);
-    EXPECT_TRUE(contains(plan.error().message, part)) << plan.error().message;
-  };
-  const auto with = [&](auto change) {
-    MoeDispatchShape shape = good;
-    change(shape);
-    return shape;
-  };
-  EXPECT_TRUE(MoeDispatchPlan::make(2, 2, good, DType::kF16, {}));
-  refused(0, good, {}, "0 nodes x 2 local ranks");
-  refused(2, with([](auto& s) { s.tokens_max = 0; }), {}, "tokens_max = 0");
-  refused(2, with([](auto& s) { s.hidden = 20; }), {}, "hidden = 20");
-  refused(2, with([](auto& s) { s.features = 41; }), {}, "multiples of 8");
-  refused(2, with([](auto& s) { s.experts = 0; }), {}, "experts = 0");
-  refused(2, with([](auto& s) { s.epilogue = static_cast<MoeEpilogue>(3); }), {},
-          "there is no epilogue 3");
-  refused(2, with([](auto& s) { s.top_k = 7; }), {}, "1 to 6 of 6 experts (top_k), not to 7");
-  refused(2, with([](auto& s) { s.top_k = 0; }), {}, "not to 0");
-  refused(2, with([](auto& s) { s.rows_max = 161; }), {}, "more than the 160 rows");
-  refused(2, with([](auto& s) {
-            s.tokens_max = 1u << 24;
-            s.experts = s.top_k = 256;
-          }),
-          {}, "too many rows", ErrorCode::kLimitExceeded);
-  refused(2, good, {24, 0, 0, 0}, "tiles of 24 rows");
-  refused(2, good, {512, 0, 0, 0}, "a power of two from 8 to 256");
-  refused(2, good, {8, 12, 0, 0}, "multiple of 8");
-  refused(2, good, {}, "neither bf16 nor f16", ErrorCode::kInvalidArgument, static_cast<DType>(9));
+  expect_impossible_plans_are_refused<MoeDispatchPlan>(
+      MoeDispatchShape{20, 24, 40, 6, 2, 0}, [](auto refused) {
+        refused([](auto& s) { s.epilogue = static_cast<MoeEpilogue>(3); },
+                "there is no epilogue 3");
+        refused([](auto& s) { s.rows_max = 161; }, "more than the 160 rows");
+      });
 }
 
 }  // namespace

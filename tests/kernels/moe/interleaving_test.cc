@@ -14,6 +14,8 @@
 #include "kernels/ops/moe/roles.h"
 #include "kernels/ops/moe/spec.h"
 #include "tests/kernels/moe/routing_cases.h"
+#include "tests/kernels/moe/run_role.h"
+#include "tests/kernels/support/interleaving_tests.h"
 #include "tests/kernels/support/simulation.h"
 
 namespace mk::kernels::testing {
@@ -216,20 +218,7 @@ class MoeSimulation : private SimOperator {
                 const SimExecutor& frame) override {
     Executor executor(frame, ranks_[index]);
     MoeDispatchBlock<Executor> block(executor, ranks_[index].launch, role, block_index, totals);
-    switch (role) {
-      case Role::kPlan:
-        return moe_dispatch::plan(block);
-      case Role::kPull:
-        return moe_dispatch::pull(block);
-      case Role::kShare:
-        return moe_dispatch::share(block);
-      case Role::kSend:
-        return moe_dispatch::send(block);
-      case Role::kReceive:
-        return moe_dispatch::receive(block);
-      default:
-        return moe_dispatch::compute(block);
-    }
+    return run_moe_dispatch_role(block, role);
   }
 
   std::string check(std::uint32_t index) override {
@@ -297,51 +286,26 @@ class MoeSimulation : private SimOperator {
   Simulation simulation_;
 };
 
-/// Launches all with the operator's m.
-std::vector<SimLaunch> sim_launches(std::uint32_t count, std::uint64_t seed) {
-  auto launches = random_sim_launches(count, 1, seed);
-  for (SimLaunch& launch : launches) launch.m = kMoeDispatchM;
-  return launches;
-}
-
-class EveryWorldAndOrder : public ::testing::TestWithParam<std::uint32_t> {};
-
 TEST_P(EveryWorldAndOrder, EndsAndIsRight) {
-  const std::uint32_t nodes = GetParam();
-  for (std::uint32_t locals = 1; locals <= 8; ++locals) {
-    for (Order order : kOrders) {
-      // Large worlds take long: half of the orders, others for each world.
-      if (nodes * locals > 8 && (static_cast<std::uint32_t>(order) + locals) % 2 != 0) continue;
-      MoeSimOptions options;
-      options.nodes = nodes;
-      options.locals = locals;
-      options.order = order;
-      options.seed = nodes * 1000 + locals * 100 + static_cast<std::uint64_t>(order) * 10;
-      std::mt19937_64 random(options.seed);
-      options.shape.tokens_max = static_cast<std::uint32_t>(1 + random() % 6);
-      options.shape.experts = static_cast<std::uint32_t>(2 + random() % 40);
-      options.tiling.banks = static_cast<std::uint32_t>(1 + (locals + static_cast<int>(order)) % 2);
-      options.way.kind = random() % 2 == 0 ? GatherKind::kPull : GatherKind::kBroadcast;
-      options.way.steps = random() % 2 == 0 ? 16 : 1;
-      const auto blocks = [&] { return static_cast<std::uint32_t>(1 + random() % 2); };
-      options.blocks = {blocks(), 1, blocks(), blocks(), blocks(), blocks(), blocks()};
-      options.launches = sim_launches(3, options.seed);
-      MoeSimulation simulation(options);
-      ASSERT_EQ(simulation.run(), "")
-          << fmt::format("{} x {}, order {}, {} banks, seed {}", nodes, locals,
-                         static_cast<int>(order), options.tiling.banks, options.seed);
-    }
-  }
+  for_every_world_and_order<MoeSimOptions>(
+      GetParam(), [](MoeSimOptions& options, std::uint32_t banks, std::mt19937_64& random) {
+        if (is_left_out(options)) return;
+        options.shape.tokens_max = static_cast<std::uint32_t>(1 + random() % 6);
+        options.shape.experts = static_cast<std::uint32_t>(2 + random() % 40);
+        options.tiling.banks = banks;
+        options.way.kind = random() % 2 == 0 ? GatherKind::kPull : GatherKind::kBroadcast;
+        options.way.steps = random() % 2 == 0 ? 16 : 1;
+        const auto blocks = [&] { return static_cast<std::uint32_t>(1 + random() % 2); };
+        options.blocks = {blocks(), 1, blocks(), blocks(), blocks(), blocks(), blocks()};
+        options.launches = random_sim_launches_of(kMoeDispatchM, 3, options.seed);
+        ASSERT_EQ(MoeSimulation(options).run(), "");
+      });
 }
 INSTANTIATE_TEST_SUITE_P(Nodes, EveryWorldAndOrder, ::testing::Values(1u, 2u, 3u, 4u));
 
 MoeSimOptions small(std::uint32_t nodes, std::uint32_t locals, std::uint64_t seed) {
-  MoeSimOptions options;
-  options.nodes = nodes;
-  options.locals = locals;
-  options.launches = sim_launches(6, seed);
-  options.set_seed(seed);
-  return options;
+  return small_world<MoeSimOptions>(nodes, locals, random_sim_launches_of(kMoeDispatchM, 6, seed),
+                                    seed);
 }
 
 TEST(MoeDispatchInterleaving, ManySeeds) {
@@ -375,19 +339,12 @@ TEST(MoeDispatchInterleaving, RanksWithoutRoomDoNotDisturbOthers) {
 }
 
 TEST(MoeDispatchInterleaving, FusedLaunchesOverlapAndUnfusedOnesDoNot) {
-  std::uint32_t early[2] = {};
-  for (Mode mode : {Mode::kFused, Mode::kUnfused}) {
-    for (std::uint64_t seed = 1; seed <= 8; ++seed) {
-      MoeSimOptions options = small(2, 2, seed);
-      options.shape.tokens_max = 20;
-      for (SimLaunch& launch : options.launches) launch.mode = mode;
-      MoeSimulation simulation(options);
-      ASSERT_EQ(simulation.run(), "");
-      early[static_cast<int>(mode)] += simulation.tiles_before_pulled();
-    }
-  }
-  EXPECT_GT(early[0], 0u);
-  EXPECT_EQ(early[1], 0u);
+  const auto options_of = [](std::uint64_t seed) {
+    MoeSimOptions options = small(2, 2, seed);
+    options.shape.tokens_max = 20;
+    return options;
+  };
+  expect_only_fused_overlap(options_of, &MoeSimulation::tiles_before_pulled);
 }
 
 /// In how many of 60 runs a wrong row was seen.
@@ -404,15 +361,11 @@ int wrong_of_60(bool forge_releases, const NetworkOptions& network) {
 // With one bank, the release is all that keeps a rank from overwriting what its successor and the
 // node's ranks still read. If that went unnoticed, the tests above would prove nothing about reuse.
 TEST(MoeDispatchInterleaving, ABankReusedTooEarlyIsSeen) {
-  NetworkOptions network;
-  network.keep_forged_flags = true;
-  EXPECT_GT(wrong_of_60(true, network), 5);
+  EXPECT_GT(wrong_of_60(true, network_with(&NetworkOptions::keep_forged_flags)), 5);
 }
 
 TEST(MoeDispatchInterleaving, AFlagBeforeItsDataIsSeen) {
-  NetworkOptions network;
-  network.flags_first = true;
-  EXPECT_GT(wrong_of_60(false, network), 5);
+  EXPECT_GT(wrong_of_60(false, network_with(&NetworkOptions::flags_first)), 5);
 }
 
 }  // namespace

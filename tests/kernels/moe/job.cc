@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cmath>
 #include <random>
-#include <stdexcept>
 
 #include "client/tools/numeric/random_matrix.h"
 #include "tests/kernels/support/run_ranks.h"
@@ -18,19 +17,8 @@ constexpr std::uint16_t kPoison = 0x7fff;
 
 }  // namespace
 
-MoeJob::MoeJob(const MoeJobOptions& options) : options_(options) {
-  auto plan = MoeDispatchPlan::make(options.nodes, options.locals, options.shape, options.dtype,
-                                    options.tiling);
-  if (!plan) throw std::runtime_error(plan.error().message);
-  plan_ = *plan;
-  cluster_ = std::make_unique<Cluster>(
-      ClusterShape{options.nodes, options.locals, plan_.workspace_bytes(), plan_.flag_count(),
-                   options.cpu.blocks.send, options.slot_count_log2});
-  for (std::uint32_t rank = 0; rank < cluster_->size(); ++rank) {
-    auto op = MoeDispatchCpu::create(plan_, cluster_->context(rank),
-                                     cluster_->with_progress(options.cpu, rank));
-    if (!op) throw std::runtime_error(op.error().message);
-    ops_.push_back(std::move(*op));
+MoeJob::MoeJob(const MoeJobOptions& options) : RoutedJob(options) {
+  for (std::uint32_t rank = 0; rank < size(); ++rank) {
     weights_.push_back(weights_at(rank));
     const ShardRange experts = shard_of(options.shape.experts, size(), rank);
     std::vector<std::uint16_t>& biases = biases_.emplace_back();
@@ -53,17 +41,8 @@ std::vector<std::uint16_t> MoeJob::weights_at(std::uint32_t rank) const {
   const MoeDispatchShape& shape = options_.shape;
   const ShardRange experts = shard_of(shape.experts, size(), rank);
   std::vector<std::uint16_t> all;
-  for (std::uint32_t expert = experts.first; expert < experts.first + experts.count; ++expert) {
-    const std::vector<std::uint16_t> one = weights_of(expert);
-    if (options_.cpu.b_layout == BLayout::kKN) {
-      all.insert(all.end(), one.begin(), one.end());
-      continue;
-    }
-    for (std::uint32_t column = 0; column < shape.weight_columns(); ++column) {
-      for (std::uint32_t row = 0; row < shape.hidden; ++row)
-        all.push_back(one[std::size_t{row} * shape.weight_columns() + column]);
-    }
-  }
+  for (std::uint32_t expert = experts.first; expert < experts.first + experts.count; ++expert)
+    append_weights(weights_of(expert), shape.hidden, shape.weight_columns(), all);
   return all;
 }
 
@@ -78,10 +57,8 @@ std::vector<std::uint16_t> MoeJob::bias_of(std::uint32_t expert) const {
 
 std::vector<tools::MoeSource> MoeJob::sources(const MoeLaunch& launch) const {
   const MoeDispatchShape& shape = options_.shape;
-  std::mt19937_64 random(options_.seed * 1000003 + launch.inputs * 1009 +
-                         static_cast<std::uint64_t>(launch.skew));
-  const auto routing = draw_routing(size(), shape.experts, shape.top_k, shape.tokens_max,
-                                    launch.skew, launch.uneven, random);
+  std::mt19937_64 random = random_of(launch);
+  const auto routing = routing_of(launch, random);
   std::vector<tools::MoeSource> sources;
   for (std::uint32_t rank = 0; rank < size(); ++rank) {
     tools::MoeSource source{routing[rank].tokens, routing[rank].ids, routing[rank].weights, {}};

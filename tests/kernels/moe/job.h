@@ -5,34 +5,18 @@
 
 #include <chrono>
 #include <cstdint>
-#include <memory>
 #include <string>
 #include <vector>
 
 #include "client/tools/numeric/moe_reference.h"
 #include "kernels/ops/moe/cpu.h"
-#include "tests/kernels/moe/routing_cases.h"
-#include "tests/kernels/support/cluster.h"
+#include "tests/kernels/support/routed_job.h"
 
 namespace mk::kernels::testing {
 
-struct MoeJobOptions {
-  std::uint32_t nodes = 1;
-  std::uint32_t locals = 1;
-  MoeDispatchShape shape;
-  DType dtype = DType::kBf16;
-  Tiling tiling;
-  MoeDispatchCpuOptions cpu;
-  std::uint32_t slot_count_log2 = 5;
-  std::uint64_t seed = 1;
-};
+using MoeJobOptions = RoutedJobOptions<MoeDispatchShape, MoeDispatchCpuOptions>;
 
-/// One launch, the same for all ranks.
-struct MoeLaunch {
-  Skew skew = Skew::kUniform;
-  bool uneven = true;  ///< ranks have different numbers of tokens
-  Mode mode = Mode::kFused;
-  std::uint64_t inputs = 0;  ///< launches with equal numbers here have equal inputs
+struct MoeLaunch : RoutedLaunch {
   /// Every third token goes nowhere, and is like the others (kNumbers) or NaN and infinite, its
   /// weights too (kSpecial).
   enum class Unused : std::uint8_t { kAsDrawn, kNumbers, kSpecial } unused = Unused::kAsDrawn;
@@ -47,15 +31,10 @@ struct MoeRankResult {
   std::vector<std::uint32_t> offsets;
 };
 
-class MoeJob {
+class MoeJob : public RoutedJob<MoeDispatchPlan, MoeDispatchCpu, MoeJobOptions> {
  public:
   /// Makes plan, memory and operators; throws if it cannot.
   explicit MoeJob(const MoeJobOptions& options);
-
-  Cluster& cluster() { return *cluster_; }
-  const MoeDispatchPlan& plan() const { return plan_; }
-  MoeDispatchCpu& op(std::uint32_t rank) { return *ops_[rank]; }
-  std::uint32_t size() const { return cluster_->size(); }
 
   /// All ranks run all launches, each at its own pace, with random pauses of at most `pause_max`
   /// before a launch. Answers [launch][rank]; a rank stops at its first failure but
@@ -78,8 +57,6 @@ class MoeJob {
   std::string check(const MoeLaunch& launch, const std::vector<MoeRankResult>& results);
   std::string check_rank(std::uint32_t rank, const tools::MoeReference& expected,
                          const MoeRankResult& result);
-  /// The largest error over its bound so far: 1 would be just allowed.
-  double worst() const { return worst_; }
 
  private:
   /// [H][F], whatever layout the operator takes.
@@ -88,17 +65,9 @@ class MoeJob {
   std::vector<std::uint16_t> weights_at(std::uint32_t rank) const;
   /// If the shape has one.
   std::vector<std::uint16_t> bias_of(std::uint32_t expert) const;
-  DataType type() const {
-    return options_.dtype == DType::kBf16 ? DataType::kBf16 : DataType::kF16;
-  }
 
-  MoeJobOptions options_;
-  MoeDispatchPlan plan_;
-  std::unique_ptr<Cluster> cluster_;
-  std::vector<std::unique_ptr<MoeDispatchCpu>> ops_;
   std::vector<std::vector<std::uint16_t>> weights_;  ///< by rank, as the operator takes them
   std::vector<std::vector<std::uint16_t>> biases_;   ///< likewise
-  double worst_ = 0;
 };
 
 }  // namespace mk::kernels::testing

@@ -21,15 +21,14 @@
 #include <cstring>
 #include <memory>
 #include <random>
-#include <stdexcept>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "kernels/comm/epilogue.h"
 #include "kernels/comm/shard.h"
 #include "kernels/cpu/collective.h"
 #include "tests/kernels/support/cluster.h"
+#include "tests/kernels/support/or_throw.h"
 #include "tests/kernels/support/reference.h"
 #include "tests/kernels/support/run_ranks.h"
 
@@ -172,11 +171,6 @@ class CollectiveJob {
 
  private:
   static constexpr std::byte kPoison{0xff};
-  template <class T>
-  static T or_throw(Result<T> made) {
-    if (!made) throw std::runtime_error(made.error().message);
-    return std::move(*made);
-  }
 
   CollectiveOptions options_;
   typename Op::Plan plan_;

@@ -13,12 +13,12 @@
 #include <vector>
 
 #include "tests/kernels/support/collective_job.h"
+#include "tests/kernels/support/every_world.h"
+#include "tests/kernels/support/failures.h"
 #include "tests/kernels/support/network.h"
 #include "tests/kernels/support/same_bits.h"
 
 namespace mk::kernels::testing {
-
-using std::chrono::milliseconds;
 
 inline CollectiveOptions collective_options(std::uint32_t nodes, std::uint32_t locals,
                                             milliseconds timeout = std::chrono::seconds(120)) {
@@ -41,24 +41,12 @@ void expect_right(const CollectiveOptions& options, std::uint32_t launches_count
   NetworkThread network(job.cluster(), options.seed);
   const auto launches = random_collective_launches(launches_count, options.m_max, options.seed);
   const auto results = job.run(launches, std::chrono::microseconds(2000));
-  std::vector<std::uint64_t> bytes(job.size(), 0);
-  for (std::size_t i = 0; i < launches.size(); ++i) {
-    ASSERT_EQ(job.check(launches[i], results[i]), "")
-        << "launch " << i + 1 << ", m = " << launches[i].m;
-    for (std::uint32_t rank = 0; rank < job.size(); ++rank) {
-      const LaunchStats& stats = *results[i][rank].stats;
-      const World world{options.nodes, options.locals, rank / options.locals,
-                        rank % options.locals};
-      EXPECT_EQ(stats.epoch, i + 1);
-      EXPECT_EQ(stats.mode, launches[i].mode);
-      EXPECT_EQ(stats.network_bytes, Op::network_bytes(job.plan(), world, launches[i].m));
-      bytes[rank] += stats.network_bytes;
-    }
-  }
-  Network& seen = network.stop();
-  EXPECT_EQ(seen.complaint(), "");
-  for (std::uint32_t rank = 0; rank < job.size(); ++rank)
-    EXPECT_EQ(seen.bytes_of(rank), bytes[rank]);
+  expect_right_launches(job, network, launches, results,
+                        [&](std::size_t i, std::uint32_t rank, const LaunchStats& stats) {
+                          const World& world = job.cluster().rank(rank).world;
+                          EXPECT_EQ(stats.network_bytes,
+                                    Op::network_bytes(job.plan(), world, launches[i].m));
+                        });
 }
 
 template <class Op>
@@ -155,42 +143,15 @@ REGISTER_TYPED_TEST_SUITE_P(Collective, IsRightInEveryWorldForChangingM,
                             ChoosesItsChunksForALargeMatrix, RepeatedRunsGiveTheSameBits,
                             ManyLaunchesBackToBackReadNoStaleFlag, TellsPeopleOfEachLaunch);
 
-inline bool contains(const std::string& text, std::string_view part) {
-  return text.find(part) != std::string::npos;
-}
-
-/// Launches on those ranks at the same time; `m` by rank.
-template <class Op>
-std::vector<Error> launch_on(CollectiveJob<Op>& job, const std::vector<std::uint32_t>& ranks,
-                             const std::vector<std::uint32_t>& m) {
-  std::vector<Error> errors(job.size());
-  std::vector<std::thread> threads;
-  for (std::uint32_t rank : ranks) {
-    threads.emplace_back([&, rank] {
-      const auto result = job.launch(rank, {m[rank]});
-      errors[rank] = result.stats ? Error{ErrorCode::kOk, ""} : result.stats.error();
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
-  return errors;
-}
-
 template <class Op>
 class CollectiveFailure : public ::testing::Test {};
 TYPED_TEST_SUITE_P(CollectiveFailure);
 
 TYPED_TEST_P(CollectiveFailure, AMissingRankIsNamed) {
-  // Long enough that a quarter of it, by which an indirect wait outlasts a direct one, is more than
-  // a busy machine keeps a thread waiting.
-#ifdef MK_SANITIZED
-  constexpr milliseconds kWait(6000);
-#else
-  constexpr milliseconds kWait(2000);
-#endif
   for (const auto& [nodes, locals, missing] :
        std::vector<std::tuple<std::uint32_t, std::uint32_t, std::uint32_t>>{
            {1, 3, 1}, {2, 2, 3}, {3, 1, 1}}) {
-    CollectiveJob<TypeParam> job(collective_options(nodes, locals, kWait));
+    CollectiveJob<TypeParam> job(collective_options(nodes, locals, kWaitForMissing));
     NetworkThread network(job.cluster(), 1);
     std::vector<std::uint32_t> ranks;
     for (std::uint32_t rank = 0; rank < job.size(); ++rank)
@@ -220,15 +181,9 @@ TYPED_TEST_P(CollectiveFailure, AfterAFailureTheOperatorStaysBroken) {
 TYPED_TEST_P(CollectiveFailure, AbortWordsEndALaunchLongBeforeItsDeadline) {
   CollectiveJob<TypeParam> job(collective_options(2, 2, std::chrono::hours(1)));
   NetworkThread network(job.cluster(), 2);
-  std::thread aborter([&] {
-    std::this_thread::sleep_for(milliseconds(50));
-    for (std::uint32_t rank = 0; rank < 3; ++rank) {
-      RankMemory& memory = job.cluster().rank(rank);
-      shm::store_release(rank == 0 ? &memory.session_abort : &memory.process_abort, 1u);
-    }
+  const auto errors = launch_and_abort(job.cluster(), 1, [&] {
+    return launch_on(job, {0, 1, 2}, {40, 40, 40, 40});
   });
-  const auto errors = launch_on(job, {0, 1, 2}, {40, 40, 40, 40});
-  aborter.join();
   for (std::uint32_t rank = 0; rank < 3; ++rank)
     EXPECT_EQ(errors[rank].code, ErrorCode::kAborted) << errors[rank].message;
 }
@@ -238,10 +193,7 @@ TYPED_TEST_P(CollectiveFailure, RanksWithDifferentMAreNamed) {
     CollectiveJob<TypeParam> job(collective_options(nodes, locals, milliseconds(2000)));
     NetworkThread network(job.cluster(), 3);
     const auto errors = launch_on(job, {0, 1}, {39, 40});
-    EXPECT_TRUE(contains(errors[0].message, "launched with m = 39, rank 1 with m = 40") ||
-                contains(errors[1].message, "launched with m = 40, rank 0 with m = 39"))
-        << errors[0].message << "\n"
-        << errors[1].message;
+    expect_different_m_named(errors, 39, 40);
   }
 }
 
@@ -250,12 +202,7 @@ TYPED_TEST_P(CollectiveFailure, AFullRingNamesTheDaemon) {
   options.m_max = 400;
   options.slot_count_log2 = 2;
   CollectiveJob<TypeParam> job(options);  // no network: nobody takes commands
-  for (const Error& error : launch_on(job, {0, 1}, {400, 400})) {
-    EXPECT_EQ(error.code, ErrorCode::kTimeout);
-    EXPECT_TRUE(contains(error.message,
-                         "for its daemon: commands taken from lane 0 shows 0, expected at least 1"))
-        << error.message;
-  }
+  expect_daemon_named(launch_on(job, {0, 1}, {400, 400}));
 }
 
 TYPED_TEST_P(CollectiveFailure, WrongArgumentsChangeNothing) {
@@ -263,10 +210,7 @@ TYPED_TEST_P(CollectiveFailure, WrongArgumentsChangeNothing) {
   Bytes some(8000);
   const auto refused = [&](const void* input, void* output, std::uint32_t m,
                            std::string_view part) {
-    const auto result = job.op(0).launch(input, output, m, Mode::kFused);
-    ASSERT_FALSE(result);
-    EXPECT_EQ(result.error().code, ErrorCode::kInvalidArgument);
-    EXPECT_TRUE(contains(result.error().message, part)) << result.error().message;
+    expect_refused(job.op(0).launch(input, output, m, Mode::kFused), part);
   };
   auto* const x = some.data();
   refused(x, x, 0, "m = 0 is not in 1 to 40");
@@ -280,10 +224,7 @@ TYPED_TEST_P(CollectiveFailure, AContextThatDoesNotFitIsRefused) {
   CollectiveJob<TypeParam> job(collective_options(2, 2));
   const auto refused = [&](const RankContext& context, const CpuOptions& options,
                            std::string_view part) {
-    const auto op = TypeParam::make(job.plan(), context, options);
-    ASSERT_FALSE(op);
-    EXPECT_EQ(op.error().code, ErrorCode::kInvalidArgument);
-    EXPECT_TRUE(contains(op.error().message, part)) << op.error().message;
+    expect_refused(TypeParam::make(job.plan(), context, options), part);
   };
   const RankContext good = job.cluster().context(1);
   RankContext bad = good;

@@ -12,12 +12,11 @@
 #include <thread>
 #include <vector>
 
+#include "tests/kernels/support/failures.h"
 #include "tests/kernels/support/gemm_sum_job.h"
 #include "tests/kernels/support/network.h"
 
 namespace mk::kernels::testing {
-
-using std::chrono::milliseconds;
 
 inline JobOptions job_options(std::uint32_t nodes, std::uint32_t locals, milliseconds timeout,
                               bool adaptive = false) {
@@ -31,42 +30,13 @@ inline JobOptions job_options(std::uint32_t nodes, std::uint32_t locals, millise
   return options;
 }
 
-/// Launches on those ranks at the same time; `m` by rank.
-template <class Op>
-std::vector<Error> launch_on(GemmSumJob<Op>& job, const std::vector<std::uint32_t>& ranks,
-                             const std::vector<std::uint32_t>& m) {
-  std::vector<Error> errors(job.size());
-  std::vector<std::thread> threads;
-  for (std::uint32_t rank : ranks) {
-    threads.emplace_back([&, rank] {
-      LaunchPlan launch;
-      launch.m = m[rank];
-      const RankResult result = job.launch(rank, launch);
-      errors[rank] = result.stats ? Error{ErrorCode::kOk, ""} : result.stats.error();
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
-  return errors;
-}
-
-inline bool contains(const std::string& text, std::string_view part) {
-  return text.find(part) != std::string::npos;
-}
-
 template <class Op>
 class GemmSumFailure : public ::testing::Test {};
 TYPED_TEST_SUITE_P(GemmSumFailure);
 
 TYPED_TEST_P(GemmSumFailure, AMissingRankIsNamed) {
-  // Long enough that a quarter of it, by which an indirect wait outlasts a direct one, is more than
-  // a busy machine keeps a thread waiting.
-#ifdef MK_SANITIZED
-  constexpr milliseconds kWait(6000);
-#else
-  constexpr milliseconds kWait(2000);
-#endif
   for (const bool adaptive : {false, true}) {
-    GemmSumJob<TypeParam> job(job_options(2, 2, kWait, adaptive));
+    GemmSumJob<TypeParam> job(job_options(2, 2, kWaitForMissing, adaptive));
     NetworkThread network(job.cluster(), 1);
     const auto errors = launch_on(job, {0, 1, 2}, {40, 40, 40, 40});
     EXPECT_EQ(errors[2].code, ErrorCode::kTimeout);
@@ -104,15 +74,9 @@ TYPED_TEST_P(GemmSumFailure, AfterAFailureTheOperatorStaysBroken) {
 TYPED_TEST_P(GemmSumFailure, AbortWordsEndALaunchLongBeforeItsDeadline) {
   GemmSumJob<TypeParam> job(job_options(2, 2, std::chrono::hours(1)));
   NetworkThread network(job.cluster(), 2);
-  std::thread aborter([&] {
-    std::this_thread::sleep_for(milliseconds(50));
-    for (std::uint32_t rank = 0; rank < 3; ++rank) {
-      RankMemory& memory = job.cluster().rank(rank);
-      shm::store_release(rank == 0 ? &memory.session_abort : &memory.process_abort, 1u);
-    }
+  const auto errors = launch_and_abort(job.cluster(), 1, [&] {
+    return launch_on(job, {0, 1, 2}, {40, 40, 40, 40});
   });
-  const auto errors = launch_on(job, {0, 1, 2}, {40, 40, 40, 40});
-  aborter.join();
   for (std::uint32_t rank = 0; rank < 3; ++rank) EXPECT_EQ(errors[rank].code, ErrorCode::kAborted);
   EXPECT_TRUE(contains(errors[0].message, "session was aborted") ||
               contains(errors[0].message, "rank 1"))
@@ -142,10 +106,7 @@ TYPED_TEST_P(GemmSumFailure, NodesWithDifferentMAreBothNamed) {
   NetworkThread network(job.cluster(), 3);
   const auto errors = launch_on(job, {0, 1}, {17, 40});
   // Each finds out from the other's first chunk, unless it has failed before sending its own.
-  EXPECT_TRUE(contains(errors[0].message, "launched with m = 17, rank 1 with m = 40") ||
-              contains(errors[1].message, "launched with m = 40, rank 0 with m = 17"))
-      << errors[0].message << "\n"
-      << errors[1].message;
+  expect_different_m_named(errors, 17, 40);
   for (const Error& error : errors) {
     EXPECT_TRUE(error.code == ErrorCode::kShapeMismatch || error.code == ErrorCode::kTimeout)
         << error.message;
@@ -158,13 +119,9 @@ TYPED_TEST_P(GemmSumFailure, AFullRingNamesTheDaemon) {
   options.tiling.chunk_bytes = 1;
   GemmSumJob<TypeParam> job(options);  // no network: nobody takes commands
   const auto errors = launch_on(job, {0, 1}, {40, 40});
-  for (const Error& error : errors) {
-    EXPECT_EQ(error.code, ErrorCode::kTimeout);
+  expect_daemon_named(errors);
+  for (const Error& error : errors)
     EXPECT_TRUE(contains(error.message, "send block 0 waited")) << error.message;
-    EXPECT_TRUE(contains(error.message,
-                         "for its daemon: commands taken from lane 0 shows 0, expected at least 1"))
-        << error.message;
-  }
 }
 
 TYPED_TEST_P(GemmSumFailure, WrongArgumentsChangeNothing) {
@@ -172,10 +129,7 @@ TYPED_TEST_P(GemmSumFailure, WrongArgumentsChangeNothing) {
   std::vector<std::uint16_t> some(10000, 0);
   const auto refused = [&](const void* a, std::uint64_t lda, const void* b, std::uint64_t ldb,
                            std::uint64_t ldc, std::uint32_t m, std::string_view part) {
-    const auto result = job.op(0).launch(a, lda, b, ldb, some.data(), ldc, m);
-    ASSERT_FALSE(result);
-    EXPECT_EQ(result.error().code, ErrorCode::kInvalidArgument);
-    EXPECT_TRUE(contains(result.error().message, part)) << result.error().message;
+    expect_refused(job.op(0).launch(a, lda, b, ldb, some.data(), ldc, m), part);
   };
   const auto* x = some.data();
   refused(x, 16, x, 48, 48, 0, "m = 0 is not in 1 to 40");
@@ -193,10 +147,7 @@ TYPED_TEST_P(GemmSumFailure, AContextThatDoesNotFitIsRefused) {
   GemmSumJob<TypeParam> job(job_options(2, 2, std::chrono::seconds(120)));
   const auto refused = [&](const RankContext& context, const GemmCpuOptions& options,
                            std::uint32_t k, std::string_view part) {
-    const auto op = TypeParam::Cpu::create(job.plan(), k, context, options);
-    ASSERT_FALSE(op);
-    EXPECT_EQ(op.error().code, ErrorCode::kInvalidArgument);
-    EXPECT_TRUE(contains(op.error().message, part)) << op.error().message;
+    expect_refused(TypeParam::Cpu::create(job.plan(), k, context, options), part);
   };
   const RankContext good = job.cluster().context(1);
   RankContext bad = good;

@@ -178,13 +178,6 @@ void Simulation::fail(Rank& rank) {
   wrong_ = describe(rank.local.failure, op_.name(), launch.epoch, launch.context.world, 0).message;
 }
 
-void add_gather_roles(std::vector<RoleThread>& threads, const World& world,
-                      const RoleBlocks& blocks) {
-  if (world.size() > 1) add_role(threads, Role::kShare, blocks.share);
-  if (world.nodes > 1) add_role(threads, Role::kSend, blocks.send);
-  if (world.nodes > 1 && world.locals > 1) add_role(threads, Role::kReceive, blocks.receive);
-}
-
 std::vector<SimLaunch> random_sim_launches(std::uint32_t count, std::uint32_t m_max,
                                            std::uint64_t seed) {
   std::mt19937_64 random(seed);

@@ -23,6 +23,7 @@
 #include "shm/host/result.h"
 #include "tests/kernels/support/cluster.h"
 #include "tests/kernels/support/fibers.h"
+#include "tests/kernels/support/gather_roles.h"
 #include "tests/kernels/support/network.h"
 
 namespace mk::kernels::testing {
@@ -182,10 +183,6 @@ Plan plan_or_throw(const Result<Plan>& made) {
   if (!made) throw std::runtime_error(made.error().message);
   return *made;
 }
-
-/// The roles of a gather (kernels/gather/roles.h), where the world has a use for them.
-void add_gather_roles(std::vector<RoleThread>& threads, const World& world,
-                      const RoleBlocks& blocks);
 
 /// In how many of the seeds 1 .. `seeds` a simulation of `options_of(seed)` sees a wrong element.
 /// Of simulations that are broken on purpose: if that went unnoticed, those of whole ones would

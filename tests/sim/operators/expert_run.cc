@@ -7,6 +7,9 @@
 #include "kernels/ops/combine/spec.h"
 #include "kernels/ops/moe/roles.h"
 #include "kernels/ops/moe/spec.h"
+#include "tests/kernels/combine/run_role.h"
+#include "tests/kernels/moe/run_role.h"
+#include "tests/kernels/support/gather_roles.h"
 #include "tests/sim/operators/operator_run.h"
 #include "tests/sim/operators/routing.h"
 
@@ -86,54 +89,37 @@ class MoeExecutor : public VirtualExecutor {
   const MoeDispatchLaunch& launch_;
 };
 
-class MoeRun : public OperatorRun {
+class MoeRun : public PlannedRun<MoeDispatchPlan, MoeDispatchLaunch> {
  public:
   MoeRun(const RunSetup& setup, const MoeDispatchPlan& plan)
-      : setup_(setup),
-        plan_(plan),
+      : PlannedRun(setup, plan, plan.banks, kMoeDispatchM),
         routing_(routing_of(setup.problem)),
-        launches_(setup.simulated_ranks()),
         tables_(launches_.size()) {
     for (std::uint32_t rank = 0; rank < launches_.size(); ++rank) {
       MoeDispatchLaunch& launch = launches_[rank];
-      launch.plan = plan_;
-      launch.banks = plan_.banks;
-      launch.m = kMoeDispatchM;
       tables_[rank] = routing_.table(rank);
       launch.routing = tables_[rank].view(plan_.shape.tokens_max, plan_.shape.top_k);
       launch.capacity = plan_.shape.rows_max;
     }
   }
   const char* name() const override { return "moe_dispatch"; }
-  std::uint64_t workspace_bytes() const override { return plan_.workspace_bytes(); }
-  std::uint32_t flag_count() const override { return plan_.flag_count(); }
   NodeNumbers numbers() const override {
     NodeNumbers numbers;
     if (plan_.nodes == 1) return numbers;
-    for (const GatherGeometry* gather : {&plan_.routing, &plan_.tokens}) {
-      numbers.flags.push_back(
-          {gather->nodes, gather->banks, gather->chunks_max, gather->first_flag});
-      numbers.regions.push_back({gather->layout.slots, gather->layout.slot_bytes, gather->banks,
-                                 gather->kind == GatherKind::kBroadcast
-                                     ? ReceiveRegion::Planes::kRanks
-                                     : ReceiveRegion::Planes::kNodes,
-                                 gather == &plan_.routing});
-    }
+    add_gather_numbers(plan_.routing, numbers, true);
+    add_gather_numbers(plan_.tokens, numbers);
     numbers.turn = [this](std::uint32_t, std::byte* workspace, std::uint64_t offset,
                           std::uint64_t bytes,
                           std::uint32_t distance) { turn(workspace, offset, bytes, distance); };
     return numbers;
   }
-  Launch& launch(std::uint32_t rank) override { return launches_[rank]; }
   std::vector<RoleThread> threads(const World& world) const override {
     const RoleBlocks& blocks = setup_.blocks;
     std::vector<RoleThread> threads;
     add_role(threads, Role::kCompute, blocks.compute);
     add_role(threads, Role::kPlan, blocks.plan);
     add_role(threads, Role::kPull, blocks.pull);
-    if (world.size() > 1) add_role(threads, Role::kShare, blocks.share);
-    if (world.nodes > 1) add_role(threads, Role::kSend, blocks.send);
-    if (world.nodes > 1 && world.locals > 1) add_role(threads, Role::kReceive, blocks.receive);
+    kernels::testing::add_gather_roles(threads, world, blocks);
     return threads;
   }
   void begin(std::uint32_t rank) override {
@@ -145,20 +131,7 @@ class MoeRun : public OperatorRun {
                 VirtualThreads& threads, RankState& state, const Costs& costs) override {
     MoeExecutor executor(threads, state, costs, role, launches_[rank]);
     MoeDispatchBlock<MoeExecutor> block(executor, launches_[rank], role, index, totals);
-    switch (role) {
-      case Role::kPlan:
-        return moe_dispatch::plan(block);
-      case Role::kPull:
-        return moe_dispatch::pull(block);
-      case Role::kShare:
-        return moe_dispatch::share(block);
-      case Role::kSend:
-        return moe_dispatch::send(block);
-      case Role::kReceive:
-        return moe_dispatch::receive(block);
-      default:
-        return moe_dispatch::compute(block);
-    }
+    return kernels::testing::run_moe_dispatch_role(block, role);
   }
 
  private:
@@ -183,10 +156,7 @@ class MoeRun : public OperatorRun {
     return plan_.routing.kind == GatherKind::kBroadcast ? plan_.nodes * plan_.locals : plan_.nodes;
   }
 
-  const RunSetup setup_;
-  const MoeDispatchPlan plan_;
   const JobRouting routing_;
-  std::vector<MoeDispatchLaunch> launches_;
   std::vector<JobRouting::Table> tables_;
 };
 
@@ -230,20 +200,15 @@ class CombineExecutor : public VirtualExecutor {
   const CombineGeometry& plan_;
 };
 
-class CombineRun : public OperatorRun {
+class CombineRun : public PlannedRun<CombinePlan, CombineLaunch> {
  public:
   CombineRun(const RunSetup& setup, const CombinePlan& plan)
-      : setup_(setup),
-        plan_(plan),
+      : PlannedRun(setup, plan, plan.banks, 1),
         routing_(routing_of(setup.problem)),
-        launches_(setup.simulated_ranks()),
         tables_(launches_.size()),
         handles_(launches_.size()) {
     for (std::uint32_t rank = 0; rank < launches_.size(); ++rank) {
       CombineLaunch& launch = launches_[rank];
-      launch.plan = plan_;
-      launch.banks = plan_.banks;
-      launch.m = 1;
       tables_[rank] = routing_.table(rank);
       handles_[rank] = routing_.handle(rank);
       launch.rows = handles_[rank].rows.data();
@@ -253,8 +218,6 @@ class CombineRun : public OperatorRun {
     }
   }
   const char* name() const override { return "gemm_combine"; }
-  std::uint64_t workspace_bytes() const override { return plan_.workspace_bytes(); }
-  std::uint32_t flag_count() const override { return plan_.flag_count(); }
   NodeNumbers numbers() const override {
     NodeNumbers numbers;
     if (plan_.nodes == 1) return numbers;
@@ -268,7 +231,6 @@ class CombineRun : public OperatorRun {
     };
     return numbers;
   }
-  Launch& launch(std::uint32_t rank) override { return launches_[rank]; }
   std::vector<RoleThread> threads(const World& world) const override {
     const RoleBlocks& blocks = setup_.blocks;
     std::vector<RoleThread> threads;
@@ -284,18 +246,7 @@ class CombineRun : public OperatorRun {
                 VirtualThreads& threads, RankState& state, const Costs& costs) override {
     CombineExecutor executor(threads, state, costs, role, launches_[rank]);
     CombineBlock<CombineExecutor> block(executor, launches_[rank], role, index, totals);
-    switch (role) {
-      case Role::kPlan:
-        return gemm_combine::plan(block);
-      case Role::kReduce:
-        return gemm_combine::reduce(block);
-      case Role::kSend:
-        return gemm_combine::send(block);
-      case Role::kReceive:
-        return gemm_combine::receive(block);
-      default:
-        return gemm_combine::compute(block);
-    }
+    return kernels::testing::run_combine_role(block, role);
   }
 
  private:
@@ -318,10 +269,7 @@ class CombineRun : public OperatorRun {
     for (std::uint32_t i = 0; i < plan_.locals; ++i) checks[i] &= ~kCombineIncomplete;
   }
 
-  const RunSetup setup_;
-  const CombinePlan plan_;
   const JobRouting routing_;
-  std::vector<CombineLaunch> launches_;
   std::vector<JobRouting::Table> tables_;
   std::vector<JobRouting::Handle> handles_;
 };

@@ -9,6 +9,8 @@
 #include "kernels/ops/ring/roles.h"
 #include "kernels/ops/ring/spec.h"
 #include "kernels/plan/operator_work.h"
+#include "tests/kernels/ag_gemm/run_role.h"
+#include "tests/kernels/support/gather_roles.h"
 #include "tests/sim/operators/operator_run.h"
 
 namespace mk::sim {
@@ -17,22 +19,6 @@ namespace {
 using namespace kernels;  // NOLINT(google-build-using-namespace): the operators' vocabulary
 
 /// The roles of a gather, where the world has a use for them.
-void add_gather_roles(std::vector<RoleThread>& threads, const World& world,
-                      const RoleBlocks& blocks) {
-  if (world.size() > 1) add_role(threads, Role::kShare, blocks.share);
-  if (world.nodes > 1) add_role(threads, Role::kSend, blocks.send);
-  if (world.nodes > 1 && world.locals > 1) add_role(threads, Role::kReceive, blocks.receive);
-}
-
-void add_numbers(const GatherGeometry& gather, NodeNumbers& numbers, bool whole = false) {
-  if (gather.nodes == 1) return;
-  numbers.flags.push_back({gather.nodes, gather.banks, gather.chunks_max, gather.first_flag});
-  numbers.regions.push_back({gather.layout.slots, gather.layout.slot_bytes, gather.banks,
-                             gather.kind == GatherKind::kBroadcast ? ReceiveRegion::Planes::kRanks
-                                                                   : ReceiveRegion::Planes::kNodes,
-                             whole});
-}
-
 // --- AllGather+GEMM ---
 
 class AgGemmExecutor : public VirtualExecutor {
@@ -54,29 +40,20 @@ class AgGemmExecutor : public VirtualExecutor {
   bool to_own_;
 };
 
-class AgGemmRun : public OperatorRun {
+class AgGemmRun : public PlannedRun<AgGemmPlan, AgGemmLaunch> {
  public:
   AgGemmRun(const RunSetup& setup, const AgGemmPlan& plan)
-      : setup_(setup), plan_(plan), launches_(setup.simulated_ranks()) {
-    for (AgGemmLaunch& launch : launches_) {
-      launch.plan = plan_;
-      launch.banks = plan_.gather.banks;
-      launch.m = setup.problem.shape.m;
-    }
-  }
+      : PlannedRun(setup, plan, plan.gather.banks, setup.problem.shape.m) {}
   const char* name() const override { return "ag_gemm"; }
-  std::uint64_t workspace_bytes() const override { return plan_.workspace_bytes; }
-  std::uint32_t flag_count() const override { return plan_.flag_count(); }
   NodeNumbers numbers() const override {
     NodeNumbers numbers;
-    add_numbers(plan_.gather, numbers);
+    add_gather_numbers(plan_.gather, numbers);
     return numbers;
   }
-  Launch& launch(std::uint32_t rank) override { return launches_[rank]; }
   std::vector<RoleThread> threads(const World& world) const override {
     std::vector<RoleThread> threads;
     add_role(threads, Role::kCompute, setup_.blocks.compute, Role::kCollect);
-    add_gather_roles(threads, world, setup_.blocks);
+    kernels::testing::add_gather_roles(threads, world, setup_.blocks);
     return threads;
   }
   void begin(std::uint32_t rank) override {
@@ -97,24 +74,8 @@ class AgGemmRun : public OperatorRun {
     const AgGemmLaunch& launch = launches_[rank];
     AgGemmExecutor executor(threads, state, costs, role, launch);
     AgGemmBlock<AgGemmExecutor> block(executor, launch, role, index, totals);
-    switch (role) {
-      case Role::kCompute:
-        return ag_gemm::compute(block);
-      case Role::kCollect:
-        return ag_gemm::collect(block);
-      case Role::kShare:
-        return ag_gemm::share(block);
-      case Role::kSend:
-        return ag_gemm::send(block);
-      default:
-        return ag_gemm::receive(block);
-    }
+    return kernels::testing::run_ag_gemm_role(block, role);
   }
-
- private:
-  const RunSetup setup_;
-  const AgGemmPlan plan_;
-  std::vector<AgGemmLaunch> launches_;
 };
 
 // --- Ring Attention ---
@@ -223,29 +184,20 @@ class RingItemsOnGpu {
   int next_ = 0;
 };
 
-class RingRun : public OperatorRun {
+class RingRun : public PlannedRun<RingAttentionPlan, RingAttentionLaunch> {
  public:
   RingRun(const RunSetup& setup, const RingAttentionPlan& plan, bool gpu)
-      : setup_(setup), plan_(plan), gpu_(gpu), launches_(setup.simulated_ranks()) {
-    for (RingAttentionLaunch& launch : launches_) {
-      launch.plan = plan_;
-      launch.banks = plan_.banks;
-      launch.m = setup.problem.shape.m;
-    }
-  }
+      : PlannedRun(setup, plan, plan.banks, setup.problem.shape.m), gpu_(gpu) {}
   const char* name() const override { return "ring_attention"; }
-  std::uint64_t workspace_bytes() const override { return plan_.workspace_bytes; }
-  std::uint32_t flag_count() const override { return plan_.flag_count(); }
   NodeNumbers numbers() const override {
     NodeNumbers numbers;
-    add_numbers(plan_.gather, numbers);
+    add_gather_numbers(plan_.gather, numbers);
     return numbers;
   }
-  Launch& launch(std::uint32_t rank) override { return launches_[rank]; }
   std::vector<RoleThread> threads(const World& world) const override {
     std::vector<RoleThread> threads;
     add_role(threads, Role::kCompute, setup_.blocks.compute);
-    add_gather_roles(threads, world, setup_.blocks);
+    kernels::testing::add_gather_roles(threads, world, setup_.blocks);
     return threads;
   }
   void begin(std::uint32_t rank) override {
@@ -281,10 +233,7 @@ class RingRun : public OperatorRun {
   }
 
  private:
-  const RunSetup setup_;
-  const RingAttentionPlan plan_;
   const bool gpu_;
-  std::vector<RingAttentionLaunch> launches_;
   std::vector<std::unique_ptr<RingItemsOnGpu>> items_;  ///< by rank; GPUs
 };
 

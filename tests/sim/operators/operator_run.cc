@@ -109,6 +109,16 @@ class LaunchOfAll {
 
 }  // namespace
 
+void add_gather_numbers(const kernels::GatherGeometry& gather, NodeNumbers& numbers, bool whole) {
+  if (gather.nodes == 1) return;
+  numbers.flags.push_back({gather.nodes, gather.banks, gather.chunks_max, gather.first_flag});
+  numbers.regions.push_back({gather.layout.slots, gather.layout.slot_bytes, gather.banks,
+                             gather.kind == kernels::GatherKind::kBroadcast
+                                 ? ReceiveRegion::Planes::kRanks
+                                 : ReceiveRegion::Planes::kNodes,
+                             whole});
+}
+
 Result<RunOutcome> run_launch(OperatorRun& op, const RunSetup& setup, const Costs& costs) {
   return LaunchOfAll(op, setup, costs).run();
 }

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "kernels/cpu/launch_runner.h"
+#include "kernels/gather/geometry.h"
 #include "kernels/plan/candidate.h"
 #include "tests/sim/operators/virtual_cluster.h"
 #include "tests/sim/operators/virtual_executor.h"
@@ -42,6 +43,38 @@ class OperatorRun {
                         kernels::BlockTotals& totals, VirtualThreads& threads, RankState& state,
                         const Costs& costs) = 0;
 };
+
+/// Its plan, and the launch of every simulated rank.
+template <class Plan, class OperatorLaunch>
+class PlannedRun : public OperatorRun {
+ public:
+  std::uint64_t workspace_bytes() const override {
+    if constexpr (requires(const Plan& plan) { plan.workspace_bytes(); })
+      return plan_.workspace_bytes();
+    else
+      return plan_.workspace_bytes;
+  }
+  std::uint32_t flag_count() const override { return plan_.flag_count(); }
+  kernels::Launch& launch(std::uint32_t rank) override { return launches_[rank]; }
+
+ protected:
+  PlannedRun(const RunSetup& setup, const Plan& plan, std::uint32_t banks, std::uint32_t m)
+      : setup_(setup), plan_(plan), launches_(setup.simulated_ranks()) {
+    for (OperatorLaunch& launch : launches_) {
+      launch.plan = plan_;
+      launch.banks = banks;
+      launch.m = m;
+    }
+  }
+
+  const RunSetup setup_;
+  const Plan plan_;
+  std::vector<OperatorLaunch> launches_;
+};
+
+/// Where a gather's flags and what arrives with them are. `whole`: see ReceiveRegion.
+void add_gather_numbers(const kernels::GatherGeometry& gather, NodeNumbers& numbers,
+                        bool whole = false);
 
 /// Errors: what the operator's plan refuses; kUnsupported.
 Result<std::unique_ptr<OperatorRun>> make_sum_run(const RunSetup& setup,

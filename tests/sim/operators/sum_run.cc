@@ -123,20 +123,18 @@ struct ReduceScatter {
 };
 
 template <class Op>
-class SumRun : public OperatorRun {
+class SumRun : public PlannedRun<typename Op::Plan, typename Op::OperatorLaunch> {
+  using Base = PlannedRun<typename Op::Plan, typename Op::OperatorLaunch>;
+  using Base::launches_;
+  using Base::plan_;
+  using Base::setup_;
+
  public:
   SumRun(const RunSetup& setup, const typename Op::Plan& plan)
-      : setup_(setup), plan_(plan), launches_(setup.simulated_ranks()) {
-    for (auto& launch : launches_) {
-      launch.plan = plan_;
-      launch.banks = plan_.banks;
-      launch.m = setup.problem.shape.m;
-      Op::choose(launch, setup.candidate);
-    }
+      : Base(setup, plan, plan.banks, setup.problem.shape.m) {
+    for (auto& launch : launches_) Op::choose(launch, setup.candidate);
   }
   const char* name() const override { return Op::kName; }
-  std::uint64_t workspace_bytes() const override { return plan_.workspace_bytes(); }
-  std::uint32_t flag_count() const override { return plan_.flag_count(); }
   NodeNumbers numbers() const override {
     NodeNumbers numbers;
     if (plan_.nodes == 1) return numbers;
@@ -150,7 +148,6 @@ class SumRun : public OperatorRun {
     }
     return numbers;
   }
-  Launch& launch(std::uint32_t rank) override { return launches_[rank]; }
   std::vector<RoleThread> threads(const World& world) const override {
     const RoleBlocks& blocks = setup_.blocks;
     std::vector<RoleThread> threads;
@@ -166,11 +163,6 @@ class SumRun : public OperatorRun {
     typename Op::Executor executor(threads, state, costs, role, plan_, launches_[rank].m);
     return Op::run_role(executor, launches_[rank], role, index, totals);
   }
-
- private:
-  const RunSetup setup_;
-  const typename Op::Plan plan_;
-  std::vector<typename Op::OperatorLaunch> launches_;
 };
 
 template <class Op>
