@@ -127,6 +127,10 @@ void add_engine_terms(const Problem& problem, const Machine& machine, const Cand
   account.own_share = 1 / (std::max(1.0, items / compute) * problem.ranks());
 }
 
+/// An SM's part of the rate at which weights come: with two thirds of an H200's SMs the rate falls
+/// (tests/bench/results/moe_h200_*_sweep.json).
+constexpr double kWeightsOfSmGbS = 39;
+
 }  // namespace
 
 Account account_of(const Problem& problem, const Machine& machine, const Candidate& candidate,
@@ -164,7 +168,9 @@ Account account_of(const Problem& problem, const Machine& machine, const Candida
     account.fused_us += machine.network_latency_us;
     account.unfused_us += machine.network_latency_us;
   }
-  account.least_compute_us = expert_bytes(problem) / (machine.weights_gb_s * 1e3);
+  const double weights_gb_s =
+      std::min(machine.weights_gb_s, kWeightsOfSmGbS * std::max(1u, candidate.compute_blocks));
+  account.least_compute_us = expert_bytes(problem) / (weights_gb_s * 1e3);
   return account;
 }
 
@@ -209,7 +215,7 @@ std::vector<AccountedGroups> groups_to_try(const Problem& problem, const Machine
   }
   if (problem.ranks_per_device > 1) return groups;
   const bool receives = problem.op == Op::kMoe && has_receivers(problem.nodes, problem.locals);
-  for (const std::uint32_t stream : {12u, 18u, 24u, 36u, 48u, 60u, 72u}) {
+  for (const std::uint32_t stream : {12u, 18u, 24u, 36u, 48u, 60u, 72u, 108u}) {
     for (const std::uint32_t receive : {6u, 12u, 24u, 48u}) {
       groups.push_back({stream, receives ? receive : 0});
       if (!receives) break;

@@ -1,5 +1,5 @@
-// The planner against a recorded sweep of the MoE layer's halves: each shape ran with seven numbers
-// of warpgroups that stream. The model's numbers of plans and indexes come from other runs.
+// The planner against recorded sweeps of the MoE layer's halves: each shape ran with several
+// numbers of warpgroups that stream. The model's numbers of plans and indexes come from other runs.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -30,9 +30,19 @@ std::map<std::uint32_t, double> times_of(const nlohmann::json& us, const std::st
   return times;
 }
 
-TEST(RecordedExperts, TheChoiceAmongThemIsNearTheBest) {
+struct Sweep {
+  const char* file;
+  std::uint32_t nodes, locals;
+  std::size_t numbers;
+};
+
+class RecordedExperts : public testing::TestWithParam<Sweep> {};
+
+TEST_P(RecordedExperts, TheChoiceAmongThemIsNearTheBest) {
+  const Sweep& sweep = GetParam();
+  const std::uint32_t ranks = sweep.nodes * sweep.locals;
   const Machine machine = shipped_machine("H200").value();
-  std::ifstream file(MK_RESULTS "/moe_h200_1x1_sweep.json");
+  std::ifstream file(std::string(MK_RESULTS "/") + sweep.file);
   const auto json = nlohmann::json::parse(file);
   for (const Op op : {Op::kMoe, Op::kCombine}) {
     const bool dispatch = op == Op::kMoe;
@@ -40,14 +50,16 @@ TEST(RecordedExperts, TheChoiceAmongThemIsNearTheBest) {
     int count = 0;
     std::vector<double> errors;
     for (const auto& entry : json.at("cases")) {
-      const std::uint32_t tokens = entry.at("tokens"), hidden = entry.at("hidden");
+      const std::uint32_t tokens = ranks * entry.at("tokens").get<std::uint32_t>();
+      const std::uint32_t hidden = entry.at("hidden");
       const std::uint32_t features = entry.at("features");
       // Gate and up together are twice the features.
-      Problem problem = dispatch ? problem_of(op, 1, 1, {tokens, 2 * features, hidden})
-                                 : problem_of(op, 1, 1, {tokens, hidden, features});
+      const Shape shape =
+          dispatch ? Shape{tokens, 2 * features, hidden} : Shape{tokens, hidden, features};
+      Problem problem = problem_of(op, sweep.nodes, sweep.locals, shape);
       problem.experts = {entry.at("experts"), entry.at("top_k")};
       const auto times = times_of(entry.at("us"), dispatch ? "dispatch" : "combine");
-      ASSERT_EQ(times.size(), 7u);
+      ASSERT_EQ(times.size(), sweep.numbers);
       double best = HUGE_VAL, least = HUGE_VAL, chosen = 0;
       for (const auto& [stream, us] : times) {
         best = std::min(best, us);
@@ -64,17 +76,28 @@ TEST(RecordedExperts, TheChoiceAmongThemIsNearTheBest) {
       ++count;
     }
     std::sort(errors.begin(), errors.end());
-    std::cout << name_of(op) << ": geometric mean " << std::exp(logs / count) << ", worst " << worst
-              << "; error of predicted times, median " << errors[errors.size() / 2]
-              << ", nine of ten " << errors[errors.size() * 9 / 10] << "\n";
+    std::cout << sweep.file << " " << name_of(op) << ": geometric mean " << std::exp(logs / count)
+              << ", worst " << worst << "; error of predicted times, median "
+              << errors[errors.size() / 2] << ", nine of ten " << errors[errors.size() * 9 / 10]
+              << "\n";
     EXPECT_EQ(count, 6);
     EXPECT_LE(std::exp(logs / count), 1.03) << name_of(op);
     EXPECT_LE(worst, 1.10) << name_of(op);
-    // Experts with a few rows each take less than whole tiles of rows would.
-    EXPECT_LE(errors[errors.size() / 2], 0.2) << name_of(op);
-    EXPECT_LE(errors[errors.size() * 9 / 10], 0.3) << name_of(op);
+    // Experts with a few rows each take less than whole tiles of rows would. Over two nodes sums
+    // take longer than the model has them.
+    EXPECT_LE(errors[errors.size() / 2], sweep.nodes == 1 ? 0.2 : 0.25) << name_of(op);
+    EXPECT_LE(errors[errors.size() * 9 / 10], sweep.nodes == 1 ? 0.3 : 0.4) << name_of(op);
   }
 }
+
+INSTANTIATE_TEST_SUITE_P(Worlds, RecordedExperts,
+                         testing::Values(Sweep{"moe_h200_1x1_sweep.json", 1, 1, 7},
+                                         Sweep{"moe_h200_1x2_sweep.json", 1, 2, 5},
+                                         Sweep{"moe_h200_2x1_sweep.json", 2, 1, 5}),
+                         [](const auto& test) {
+                           return std::to_string(test.param.nodes) + "x" +
+                                  std::to_string(test.param.locals);
+                         });
 
 }  // namespace
 }  // namespace mk::kernels::plan
