@@ -115,8 +115,8 @@ class __attribute__((visibility("hidden"))) Operator {
                                             const Tuning& tuning) {
     MK_ASSIGN_OR_RETURN(const Checked checked, Kind::checked(shape));
     MK_ASSIGN_OR_RETURN(const bool on_device, wants_device(Kind::kName, tuning.executor));
-    const bool adapts = Kind::kAdapts == Adapts::kOnBoth ||
-                        (Kind::kAdapts == Adapts::kOnGpus && on_device);
+    const bool adapts =
+        Kind::kAdapts == Adapts::kOnBoth || (Kind::kAdapts == Adapts::kOnGpus && on_device);
     MK_RETURN_IF_ERROR(check_partition(Kind::kName, tuning, adapts));
     MK_RETURN_IF_ERROR(Kind::check_tuning(tuning, on_device));
     std::optional<typename Kind::Plan> plan;
