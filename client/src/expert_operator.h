@@ -33,6 +33,27 @@ Result<Checked> checked_experts(std::string_view op, const Shape& shape,
   return checked;
 }
 
+/// The part of a Kind (executor_operator.h) that both have alike; `Kind` derives from it.
+template <class Kind, class Public, class CheckedShape, class PlanOf, class CpuOf, class DeviceOf>
+struct ExpertKind {
+  static constexpr Adapts kAdapts = Adapts::kOnGpus;
+  using Shape = typename Public::Shape;
+  using Tuning = mk::Tuning;
+  using Checked = CheckedShape;
+  using Plan = PlanOf;
+  using Cpu = CpuOf;
+  using Device = DeviceOf;
+
+  static Status check_tuning(const Tuning& tuning, bool on_device) {
+    return on_device ? check_own_tiles(Kind::kName, tuning) : Status{};
+  }
+  static Result<Plan> cpu_plan(const AttachOptions& options, const Checked& checked,
+                               const Tuning& tuning) {
+    return Plan::make(options.nodes, options.local_size, checked.shape, checked.dtype,
+                      kernel_tiling(tuning));
+  }
+};
+
 /// A launch's tokens.
 inline Status check_count(std::string_view op, std::uint64_t most, std::uint64_t count) {
   if (count <= most) return {};

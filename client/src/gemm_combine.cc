@@ -36,29 +36,15 @@ Result<kernels::CombineShape> checked_shape(const GemmCombine::Shape& shape) {
                                    : kernels::CombinePartials::kElement};
 }
 
-struct CombineKind {
+struct CombineKind : ExpertKind<CombineKind, GemmCombine, DeviceCombineShape, kernels::CombinePlan,
+                                kernels::CombineCpu, DeviceCombine> {
   static constexpr std::string_view kName = kOp;
-  static constexpr Adapts kAdapts = Adapts::kOnGpus;
   static constexpr bool kAlone = false;
-  using Shape = GemmCombine::Shape;
-  using Tuning = mk::Tuning;
-  using Checked = DeviceCombineShape;
-  using Plan = kernels::CombinePlan;
-  using Cpu = kernels::CombineCpu;
-  using Device = DeviceCombine;
   static constexpr auto make_device = &make_device_combine;
   static constexpr auto device_bytes = &device_workspace_combine;
 
   static Result<Checked> checked(const Shape& shape) {
     return checked_experts<Checked>(kOp, shape, checked_shape);
-  }
-  static Status check_tuning(const Tuning& tuning, bool on_device) {
-    return on_device ? check_own_tiles(kOp, tuning) : Status{};
-  }
-  static Result<Plan> cpu_plan(const AttachOptions& options, const Checked& checked,
-                               const Tuning& tuning) {
-    return Plan::make(options.nodes, options.local_size, checked.shape, checked.dtype,
-                      kernel_tiling(tuning));
   }
   static Result<std::unique_ptr<Cpu>> make_cpu(const Plan& plan, const Checked& checked,
                                                const kernels::RankContext& context,

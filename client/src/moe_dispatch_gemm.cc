@@ -37,29 +37,15 @@ Result<kernels::MoeDispatchShape> checked_shape(const MoeDispatchGemm::Shape& sh
                                    shape.bias};
 }
 
-struct MoeKind {
+struct MoeKind : ExpertKind<MoeKind, MoeDispatchGemm, DeviceMoeShape, kernels::MoeDispatchPlan,
+                            kernels::MoeDispatchCpu, DeviceMoe> {
   static constexpr std::string_view kName = kOp;
-  static constexpr Adapts kAdapts = Adapts::kOnGpus;
   static constexpr bool kAlone = true;  // its rows stay in its words, where a combine reads them
-  using Shape = MoeDispatchGemm::Shape;
-  using Tuning = mk::Tuning;
-  using Checked = DeviceMoeShape;
-  using Plan = kernels::MoeDispatchPlan;
-  using Cpu = kernels::MoeDispatchCpu;
-  using Device = DeviceMoe;
   static constexpr auto make_device = &make_device_moe;
   static constexpr auto device_bytes = &device_workspace_moe;
 
   static Result<Checked> checked(const Shape& shape) {
     return checked_experts<Checked>(kOp, shape, checked_shape);
-  }
-  static Status check_tuning(const Tuning& tuning, bool on_device) {
-    return on_device ? check_own_tiles(kOp, tuning) : Status{};
-  }
-  static Result<Plan> cpu_plan(const AttachOptions& options, const Checked& checked,
-                               const Tuning& tuning) {
-    return Plan::make(options.nodes, options.local_size, checked.shape, checked.dtype,
-                      kernel_tiling(tuning));
   }
   static Result<std::unique_ptr<Cpu>> make_cpu(const Plan& plan, const Checked& checked,
                                                const kernels::RankContext& context,

@@ -84,7 +84,8 @@ inline std::uint64_t launches_seen(const Session& session) {
 }
 template <class Operator>
 Result<Operator> create(Session& session, const Work& work,
-                        std::chrono::seconds wait_timeout = std::chrono::seconds(8)) {
+                        std::chrono::seconds wait_timeout = std::chrono::seconds(8),
+                        std::uint32_t compute_sms = 0) {
   typename Operator::Shape shape;
   shape.m_max = work.m;
   shape.n = work.n;
@@ -93,6 +94,7 @@ Result<Operator> create(Session& session, const Work& work,
   Tuning tuning;
   tuning.executor = Executor::kCuda;
   tuning.wait_timeout = wait_timeout;
+  tuning.compute_sms = compute_sms;
   return Operator::create(session, shape, tuning);
 }
 

@@ -42,16 +42,7 @@ Result<UnlikeOperator> UnlikeOperator::made_of(Session& session, const Work& wor
 Result<UnlikeOperator> UnlikeOperator::create(Session& session, const Work& work, bool slow) {
   const auto multiply = [&]<class Op>() {
     return made_of<RankMatrices>(session, work, [&](const auto&) {
-      typename Op::Shape shape;
-      shape.m_max = work.m;
-      shape.n = work.n;
-      shape.k = work.k;
-      shape.b_layout = BLayout::kNK;
-      Tuning tuning;
-      tuning.executor = Executor::kCuda;
-      tuning.wait_timeout = std::chrono::seconds(20);
-      if (slow) tuning.compute_sms = 1;
-      return Op::create(session, shape, tuning);
+      return mk::create<Op>(session, work, std::chrono::seconds(20), slow ? 1 : 0);
     });
   };
 #define MK_MAKE(id, name, Class)                                                              \

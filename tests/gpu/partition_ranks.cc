@@ -165,9 +165,17 @@ bool all_right(Ranks& ranks) {
   return true;
 }
 
-struct MoeKind {
-  using Setup = MoeSetup;
-  using Ranks = MoeRanks;
+template <class SetupOf, class RanksOf>
+struct ExpertKind {
+  using Setup = SetupOf;
+  using Ranks = RanksOf;
+  static void fill(Ranks& ranks, const PartitionCase& what, std::uint64_t seed) {
+    ranks.fill(draw(what, ranks.world(), seed), seed);
+  }
+  static bool right(Ranks& ranks) { return all_right(ranks); }
+};
+
+struct MoeKind : ExpertKind<MoeSetup, MoeRanks> {
   static void shape(const PartitionCase& what, Setup& setup) {
     setup.shape = {static_cast<std::uint32_t>(what.shape.m),
                    static_cast<std::uint32_t>(what.shape.n),
@@ -177,18 +185,12 @@ struct MoeKind {
                    0,
                    kernels::MoeEpilogue::kNone};
   }
-  static void fill(Ranks& ranks, const PartitionCase& what, std::uint64_t seed) {
-    ranks.fill(draw(what, ranks.world(), seed), seed);
-  }
-  static bool right(Ranks& ranks) { return all_right(ranks); }
   static CommGroups groups(const kernels::RoleBlocks& blocks, std::uint32_t /*nodes*/) {
     return {blocks.share.count(), 0, 0, 0};
   }
 };
 
-struct CombineKind {
-  using Setup = CombineSetup;
-  using Ranks = CombineRanks;
+struct CombineKind : ExpertKind<CombineSetup, CombineRanks> {
   static void shape(const PartitionCase& what, Setup& setup) {
     setup.shape = {static_cast<std::uint32_t>(what.shape.m),
                    static_cast<std::uint32_t>(what.shape.n),
@@ -197,10 +199,6 @@ struct CombineKind {
                    what.top_k,
                    kernels::CombinePartials::kElement};
   }
-  static void fill(Ranks& ranks, const PartitionCase& what, std::uint64_t seed) {
-    ranks.fill(draw(what, ranks.world(), seed), seed);
-  }
-  static bool right(Ranks& ranks) { return all_right(ranks); }
   static CommGroups groups(const kernels::RoleBlocks& blocks, std::uint32_t /*nodes*/) {
     return {blocks.reduce.count(), 0, 0, 0};
   }
