@@ -193,9 +193,7 @@ TEST_F(Buffers, DeregisterWaitsForTransfersInFlightAndNamesWhoHasThem) {
 TEST(BuffersAtTheEnd, DeregisterDoesNotWaitForARailPeerThatHasDetached) {
   for (const bool detached_first : {true, false}) {
     TestCluster cluster(2);
-    cluster.connect_all();
-    JobRun job(cluster, "job", 2, 1);
-    job.attach_all();
+    JobRun job = attached_job(cluster, 2, 1);
     const std::uint16_t handle = cluster.node(0).register_buffer(job.client(0));
     cluster.settle();
     job.send(1, shm::Detach{});
@@ -203,9 +201,7 @@ TEST(BuffersAtTheEnd, DeregisterDoesNotWaitForARailPeerThatHasDetached) {
     job.send(0, shm::DeregisterBuffer{handle});
     cluster.settle();
     EXPECT_TRUE(job.take<shm::Done>(0));
-    job.send(0, shm::Detach{});
-    cluster.settle();
-    EXPECT_TRUE(job.take<shm::Done>(0));
+    job.detach(0);
     cluster.expect_nothing_left();
   }
 }

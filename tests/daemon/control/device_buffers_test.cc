@@ -69,9 +69,7 @@ TEST_F(DeviceBuffers, InAJobOfOneNodeAnyFabricWillDo) {
 
 TEST_F(DeviceBuffers, OverSeveralNodesTheFabricMustReachThem) {
   TestCluster cluster(2);
-  cluster.connect_all();
-  JobRun job(cluster, "job", 2, 1);
-  job.attach_all();
+  JobRun job = attached_job(cluster, 2, 1);
   ASSERT_TRUE(job.all_up());
   EXPECT_EQ(register_device(job.node_of(0), job.client(0), 4096, blob_of(key_of(4096)), error_),
             shm::kNoHandle);
@@ -85,9 +83,7 @@ TEST_F(DeviceBuffers, OverSeveralNodesTheFabricMustReachThem) {
 
 TEST_F(DeviceBuffers, ADmabufReachesTheNetworkAndStaysNoLongerThanTheCall) {
   TestCluster cluster(2, {.device_memory = true});
-  cluster.connect_all();
-  JobRun job(cluster, "job", 2, 1);
-  job.attach_all();
+  JobRun job = attached_job(cluster, 2, 1);
   ASSERT_TRUE(job.all_up());
   TestNode& node = job.node_of(0);
   node.nic->gpu_path = "by dmabuf";
@@ -123,9 +119,7 @@ TEST_F(DeviceBuffers, ADmabufReachesTheNetworkAndStaysNoLongerThanTheCall) {
 
 TEST_F(DeviceBuffers, WithoutADmabufTheLogSaysWhyItIsStaged) {
   TestCluster cluster(2, {.device_memory = true});
-  cluster.connect_all();
-  JobRun job(cluster, "job", 2, 1);
-  job.attach_all();
+  JobRun job = attached_job(cluster, 2, 1);
   ASSERT_TRUE(job.all_up());
   TestNode& node = job.node_of(0);
   ASSERT_NE(register_device(node, job.client(0), 4096, blob_of(key_of(4096)), error_),
@@ -140,9 +134,7 @@ TEST_F(DeviceBuffers, WithoutADmabufTheLogSaysWhyItIsStaged) {
 TEST_F(DeviceBuffers, AnImageInHostMemoryCountsAsHostMemoryAndGpuMemoryDoesNot) {
   const std::uint64_t most = segment_bytes_of(rank_of("job", 2, 1, 0)) + 2 * 4096;
   TestCluster cluster(2, {.session_memory_bytes_max = most, .device_memory = true});
-  cluster.connect_all();
-  JobRun job(cluster, "job", 2, 1);
-  job.attach_all();
+  JobRun job = attached_job(cluster, 2, 1);
   ASSERT_TRUE(job.all_up());
   TestNode& node = job.node_of(0);
   node.nic->gpu_path = "by dmabuf";

@@ -166,9 +166,7 @@ TEST(Exchange, WhatWouldNotFitTheReplyIsRefusedAtTheRequest) {
 
 TEST(Exchange, OverDaemons) {
   TestCluster cluster(2);
-  cluster.connect_all();
-  JobRun job(cluster, "job", 2, 2);
-  job.attach_all();
+  JobRun job = attached_job(cluster, 2, 2);
   for (int round = 0; round < 20; ++round) {
     for (std::uint32_t i = 0; i < 4; ++i) {
       const std::uint32_t rank = (i + static_cast<std::uint32_t>(round)) % 4;
@@ -210,9 +208,7 @@ TEST(Exchange, BeforeTheJobIsUpWaitsForIt) {
 
 TEST(Exchange, TimeoutsAndTagsOverDaemons) {
   TestCluster cluster(2);
-  cluster.connect_all();
-  JobRun job(cluster, "job", 2, 2);
-  job.attach_all();
+  JobRun job = attached_job(cluster, 2, 2);
   job.send(0, shm::Exchange{"t", {}, 500});
   job.send(3, shm::Exchange{"t", {}, 5'000});
   cluster.settle();
@@ -241,9 +237,7 @@ TEST(Exchange, TimeoutsAndTagsOverDaemons) {
 
 TEST(Exchange, ALostRankEndsTheWait) {
   TestCluster cluster(2);
-  cluster.connect_all();
-  JobRun job(cluster, "job", 2, 1);
-  job.attach_all();
+  JobRun job = attached_job(cluster, 2, 1);
   job.send(0, shm::Exchange{"t", {}, 60'000});
   cluster.settle();
   job.hang_up(1);

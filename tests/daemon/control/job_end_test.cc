@@ -12,11 +12,27 @@ namespace {
 using testing::AllOf;
 using testing::HasSubstr;
 
+/// Of rank 0's memory into rank 1's, by a command that both have registered buffers for.
+struct Write {
+  Write(TestCluster& cluster, JobRun& job)
+      : command{.opcode = shm::Opcode::kWrite,
+                .peer = 1,
+                .src_handle = job.node_of(0).register_buffer(job.client(0)),
+                .dst_handle = job.node_of(1).register_buffer(job.client(1)),
+                .bytes = 64,
+                .epoch = 1},
+        segment(job.node_of(0).segment(job.client(0))),
+        producer{.ring = segment.ring(0)} {
+    cluster.settle();
+  }
+  shm::Command command;
+  shm::Segment segment;
+  shm::RingProducer producer;
+};
+
 TEST(JobEnd, TheFailureIsInTheSegmentsToo) {
   TestCluster cluster(2);
-  cluster.connect_all();
-  JobRun job(cluster, "job", 2, 2);
-  job.attach_all();
+  JobRun job = attached_job(cluster, 2, 2);
   std::vector<shm::Segment> segments;
   for (std::uint32_t rank = 0; rank < 4; ++rank) {
     segments.push_back(job.node_of(rank).segment(job.client(rank)));
@@ -44,9 +60,7 @@ TEST(JobEnd, TheFailureIsInTheSegmentsToo) {
 
 TEST(JobEnd, OtherJobsNoticeNothing) {
   TestCluster cluster(2);
-  cluster.connect_all();
-  JobRun job(cluster, "job", 2, 1), other(cluster, "other", 2, 2);
-  job.attach_all();
+  JobRun job = attached_job(cluster, 2, 1), other(cluster, "other", 2, 2);
   other.attach_all();
   job.hang_up(0);
   cluster.settle();
@@ -62,14 +76,10 @@ TEST(JobEnd, OtherJobsNoticeNothing) {
 
 TEST(JobEnd, RanksThatDetachOneAfterTheOtherGetNoError) {
   TestCluster cluster(2);
-  cluster.connect_all();
-  JobRun job(cluster, "job", 2, 2);
-  job.attach_all();
+  JobRun job = attached_job(cluster, 2, 2);
   for (const std::uint32_t rank : {2u, 0u, 3u, 1u}) {
     EXPECT_FALSE(job.take<shm::SessionFailed>(rank));
-    job.send(rank, shm::Detach{});
-    cluster.settle();
-    EXPECT_TRUE(job.take<shm::Done>(rank));
+    job.detach(rank);
     cluster.wait(300);
   }
   cluster.expect_nothing_left();
@@ -79,9 +89,7 @@ TEST(JobEnd, RanksThatDetachOneAfterTheOtherGetNoError) {
 
 TEST(JobEnd, RanksMayStayAfterOneHasDetached) {
   TestCluster cluster(2);
-  cluster.connect_all();
-  JobRun job(cluster, "job", 2, 2);
-  job.attach_all();
+  JobRun job = attached_job(cluster, 2, 2);
   std::map<std::uint32_t, shm::Segment> segments;
   for (const std::uint32_t rank : {0u, 2u, 3u})
     segments.emplace(rank, job.node_of(rank).segment(job.client(rank)));
@@ -90,9 +98,7 @@ TEST(JobEnd, RanksMayStayAfterOneHasDetached) {
   };
   set_launches(2, 6);  // none under way
   set_launches(0, 7);  // one that needs nobody, and ends
-  job.send(1, shm::Detach{});
-  cluster.settle();
-  EXPECT_TRUE(job.take<shm::Done>(1));
+  job.detach(1);
   cluster.wait(100);
   cluster.wait(9'000);
   set_launches(0, 9);  // the next one
@@ -101,9 +107,7 @@ TEST(JobEnd, RanksMayStayAfterOneHasDetached) {
   cluster.wait(60'000);
   for (const std::uint32_t rank : {0u, 2u, 3u}) {
     EXPECT_FALSE(job.take<shm::SessionFailed>(rank)) << rank;
-    job.send(rank, shm::Detach{});
-    cluster.settle();
-    EXPECT_TRUE(job.take<shm::Done>(rank));
+    job.detach(rank);
   }
   cluster.expect_nothing_left();
   EXPECT_TRUE(cluster.node(0).plane->snapshot().recent_failures.empty());
@@ -111,15 +115,11 @@ TEST(JobEnd, RanksMayStayAfterOneHasDetached) {
 
 TEST(JobEnd, ALaunchThatGoesOnAfterOneHasDetachedFailsAll) {
   TestCluster cluster(2);
-  cluster.connect_all();
-  JobRun job(cluster, "job", 2, 2);
-  job.attach_all();
+  JobRun job = attached_job(cluster, 2, 2);
   // All ranks of a job launch together; the leaver's node is the one that knows.
   const shm::Segment segment = job.node_of(0).segment(job.client(0));
   shm::store_relaxed(&segment.header().launches, std::uint64_t{1});
-  job.send(1, shm::Detach{});
-  cluster.settle();
-  EXPECT_TRUE(job.take<shm::Done>(1));
+  job.detach(1);
   cluster.wait(100);
   cluster.wait(9'800);
   for (const std::uint32_t rank : {0u, 2u, 3u}) EXPECT_FALSE(job.take<shm::SessionFailed>(rank));
@@ -145,17 +145,13 @@ TEST(JobEnd, AnExchangeThatADetachedRankCannotJoinFailsAtOnce) {
     for (const bool before : {true, false}) {
       SCOPED_TRACE(fmt::format("rank {}, {}", waits, before));
       TestCluster cluster(2);
-      cluster.connect_all();
-      JobRun job(cluster, "job", 2, 2);
-      job.attach_all();
+      JobRun job = attached_job(cluster, 2, 2);
       const auto exchange = [&] {
         job.send(waits, shm::Exchange{"checkpoint", bytes_of("blob"), 60'000});
         cluster.settle();
       };
       if (before) exchange();
-      job.send(1, shm::Detach{});
-      cluster.settle();
-      EXPECT_TRUE(job.take<shm::Done>(1));
+      job.detach(1);
       if (!before) exchange();
       const auto reply = job.take<shm::ErrorReply>(waits);
       ASSERT_TRUE(reply);
@@ -169,31 +165,23 @@ TEST(JobEnd, AnExchangeThatADetachedRankCannotJoinFailsAtOnce) {
 
 TEST(JobEnd, AnExchangeThatIsCompleteWithTheLeaversBlobIsAnswered) {
   TestCluster cluster(2);
-  cluster.connect_all();
-  JobRun job(cluster, "job", 2, 1);
-  job.attach_all();
+  JobRun job = attached_job(cluster, 2, 1);
   job.send(0, shm::Exchange{"last", bytes_of("blob"), 60'000});
   job.send(0, shm::Detach{});  // gives up waiting, but has put
   cluster.settle();
   job.send(1, shm::Exchange{"last", bytes_of("blob"), 60'000});
   cluster.settle();
   EXPECT_TRUE(job.take<shm::ExchangeReply>(1));
-  job.send(1, shm::Detach{});
-  cluster.settle();
-  EXPECT_TRUE(job.take<shm::Done>(1));
+  job.detach(1);
   cluster.expect_nothing_left();
 }
 
 TEST(JobEnd, AllRanksOfANodeDetach) {
   TestCluster cluster(2);
-  cluster.connect_all();
-  JobRun job(cluster, "job", 2, 1);
-  job.attach_all();
+  JobRun job = attached_job(cluster, 2, 1);
   const shm::Segment segment = job.node_of(1).segment(job.client(1));
   shm::store_relaxed(&segment.header().launches, std::uint64_t{1});
-  job.send(0, shm::Detach{});
-  cluster.settle();
-  EXPECT_TRUE(job.take<shm::Done>(0));
+  job.detach(0);
   // What the other still writes has somewhere to go until it is gone, too.
   EXPECT_EQ(cluster.node(0).nic->local_regions, 1);
   cluster.wait(100);
@@ -213,9 +201,7 @@ TEST(JobEnd, DetachBeforeTheJobIsUpFailsTheOthersAtOnce) {
   JobRun job(cluster, "job", 2, 2);
   for (const std::uint32_t rank : {0u, 1u, 2u}) job.attach(rank);
   cluster.settle();
-  job.send(0, shm::Detach{});
-  cluster.settle();
-  EXPECT_TRUE(job.take<shm::Done>(0));
+  job.detach(0);
   const auto failed = job.take<shm::SessionFailed>(1);
   ASSERT_TRUE(failed);
   EXPECT_THAT(failed->message, HasSubstr("detached before"));
@@ -227,9 +213,7 @@ TEST(JobEnd, DetachBeforeTheJobIsUpFailsTheOthersAtOnce) {
 
 TEST(JobEnd, WhatWasCommittedBeforeADetachIsStillSent) {
   TestCluster cluster(2);
-  cluster.connect_all();
-  JobRun job(cluster, "job", 2, 1);
-  job.attach_all();
+  JobRun job = attached_job(cluster, 2, 1);
   auto from = job.node_of(0).segment(job.client(0));
   auto to = job.node_of(1).segment(job.client(1));
   shm::RingProducer producer{.ring = from.ring(0)};
@@ -263,51 +247,27 @@ TEST(JobEnd, WhatIsSentToThoseWhoLeftGoesNowhere) {
   // Their memory may be gone: on most networks a write to it would take the link down, and with it
   // every other job that uses the link.
   TestCluster cluster(2);
-  cluster.connect_all();
-  JobRun job(cluster, "job", 2, 1);
-  job.attach_all();
-  const std::uint16_t source = job.node_of(0).register_buffer(job.client(0));
-  const std::uint16_t target = job.node_of(1).register_buffer(job.client(1));
-  cluster.settle();
-  auto segment = job.node_of(0).segment(job.client(0));
+  JobRun job = attached_job(cluster, 2, 1);
+  Write write(cluster, job);
   job.send(1, shm::Detach{});
   cluster.settle();
   const int writes = cluster.node(0).nic->writes;
-  shm::RingProducer producer{.ring = segment.ring(0)};
-  ASSERT_TRUE(producer.try_push({.opcode = shm::Opcode::kWrite,
-                                 .peer = 1,
-                                 .src_handle = source,
-                                 .dst_handle = target,
-                                 .bytes = 64,
-                                 .epoch = 1}));
-  ASSERT_TRUE(producer.try_push({.opcode = shm::Opcode::kWriteFlag, .peer = 1, .epoch = 1}));
+  ASSERT_TRUE(write.producer.try_push(write.command));
+  ASSERT_TRUE(write.producer.try_push({.opcode = shm::Opcode::kWriteFlag, .peer = 1, .epoch = 1}));
   cluster.settle();
-  EXPECT_EQ(producer.completed(), 2u);
+  EXPECT_EQ(write.producer.completed(), 2u);
   EXPECT_EQ(cluster.node(0).nic->writes, writes);
   EXPECT_FALSE(job.take<shm::SessionFailed>(0));
-  job.send(0, shm::Detach{});
-  cluster.settle();
-  EXPECT_TRUE(job.take<shm::Done>(0));
+  job.detach(0);
   cluster.expect_nothing_left();
 }
 
 TEST(JobEnd, MemoryStaysUntilNothingIsInFlight) {
   TestCluster cluster(2);
-  cluster.connect_all();
-  JobRun job(cluster, "job", 2, 1);
-  job.attach_all();
-  const std::uint16_t source = job.node_of(0).register_buffer(job.client(0));
-  const std::uint16_t target = job.node_of(1).register_buffer(job.client(1));
-  cluster.settle();
-  auto segment = job.node_of(0).segment(job.client(0));
+  JobRun job = attached_job(cluster, 2, 1);
+  Write write(cluster, job);
   cluster.node(0).nic->hold_completions = true;
-  shm::RingProducer producer{.ring = segment.ring(0)};
-  ASSERT_TRUE(producer.try_push({.opcode = shm::Opcode::kWrite,
-                                 .peer = 1,
-                                 .src_handle = source,
-                                 .dst_handle = target,
-                                 .bytes = 8,
-                                 .epoch = 1}));
+  ASSERT_TRUE(write.producer.try_push(write.command));
   cluster.settle();
   job.hang_up(0);
   cluster.settle();
@@ -346,9 +306,7 @@ TEST(JobEnd, MemoryGoesInTheEndEvenIfAPeerNeverAnswers) {
 
 TEST(JobEnd, ALinkInErrorFailsTheJobsThatUseItAndComesBack) {
   TestCluster cluster(3, {.rails = 2});
-  cluster.connect_all();
-  JobRun job(cluster, "job", 2, 2), third(cluster, "third", 3, 1);
-  job.attach_all();
+  JobRun job = attached_job(cluster, 2, 2), third(cluster, "third", 3, 1);
   third.attach_all();
   ASSERT_TRUE(job.all_up());
   ASSERT_TRUE(third.all_up());
@@ -379,9 +337,7 @@ TEST(JobEnd, ALinkInErrorFailsTheJobsThatUseItAndComesBack) {
 
 TEST(JobEnd, LinksComeBackWithTheDaemonAtTheOtherEndAndByThemselves) {
   TestCluster cluster(2);
-  cluster.connect_all();
-  JobRun job(cluster, "job", 2, 1);
-  job.attach_all();
+  JobRun job = attached_job(cluster, 2, 1);
   ASSERT_TRUE(job.all_up());
   const auto states = [&] {
     return cluster.node(0).plane->snapshot().links.front().state + " " +
@@ -412,9 +368,7 @@ TEST(JobEnd, LinksComeBackWithTheDaemonAtTheOtherEndAndByThemselves) {
 
 TEST(JobEnd, ALinkTheNetworkBreaks) {
   TestCluster cluster(2);
-  cluster.connect_all();
-  JobRun job(cluster, "job", 2, 1);
-  job.attach_all();
+  JobRun job = attached_job(cluster, 2, 1);
   ASSERT_TRUE(job.all_up());
   cluster.node(0).nic->break_links = {cluster.node(0).nic->connected.back()};
   cluster.settle();

@@ -43,6 +43,11 @@ class JobRun {
     for (std::uint32_t rank = 0; rank < world(); ++rank) up = take<shm::JobUp>(rank) && up;
     return up;
   }
+  void detach(std::uint32_t rank) {
+    send(rank, shm::Detach{});
+    cluster_.settle();
+    EXPECT_TRUE(take<shm::Done>(rank)) << "rank " << rank;
+  }
   void detach_all() {
     for (std::uint32_t rank = 0; rank < world(); ++rank) send(rank, shm::Detach{});
     cluster_.settle();
@@ -64,5 +69,13 @@ class JobRun {
   const std::uint32_t nodes_, local_size_;
   std::vector<ClientId> clients_;  ///< 0: not attached yet
 };
+
+/// A job "job" whose ranks have all attached, on a cluster of daemons that know each other.
+inline JobRun attached_job(TestCluster& cluster, std::uint32_t nodes, std::uint32_t local_size) {
+  cluster.connect_all();
+  JobRun job(cluster, "job", nodes, local_size);
+  job.attach_all();
+  return job;
+}
 
 }  // namespace mk::daemon::test

@@ -288,9 +288,7 @@ TEST(Rendezvous, APeersFlagsOutOfReachFailTheJob) {
 
 TEST(Rendezvous, UnorderedFabricsImportNoFlags) {
   TestCluster cluster(2, {.contract = fabric::DeliveryContract::kUnordered});
-  cluster.connect_all();
-  JobRun job(cluster, "job", 2, 1);
-  job.attach_all();
+  JobRun job = attached_job(cluster, 2, 1);
   EXPECT_TRUE(job.all_up());
   EXPECT_EQ(cluster.node(0).nic->remote_regions, 0);
   job.detach_all();
