@@ -63,8 +63,7 @@ TEST(Batching, AWriteCarriesBothContracts) {
 
 TEST(Batching, EightAtMostAndFullOnesGoAtOnce) {
   ProxyRig rig;
-  auto& session = rig.add_session(0);
-  rig.bind_peer(session, 1, 0);
+  auto& session = rig.add_bound_session();
   session.push(1, 19);
   rig.steps(1);
   EXPECT_EQ(sizes(*rig.endpoint), (std::vector<std::size_t>{8, 8})) << "the rest waits for company";
@@ -81,8 +80,7 @@ TEST(Batching, EightAtMostAndFullOnesGoAtOnce) {
 
 TEST(Batching, AnIdleLinkGetsWhatThereIsWithoutWaiting) {
   ProxyRig rig;
-  auto& session = rig.add_session(0);
-  rig.bind_peer(session, 1, 0);
+  auto& session = rig.add_bound_session();
   session.push(1);
   rig.steps(1);
   EXPECT_EQ(sizes(*rig.endpoint), std::vector<std::size_t>{1});
@@ -92,8 +90,7 @@ TEST(Batching, ABusyLinksPartialSubmissionWaitsNoLongerThanItsWindow) {
   ProxyOptions options;
   options.batch_window_ns = 2'000;
   ProxyRig rig(options);
-  auto& session = rig.add_session(0);
-  rig.bind_peer(session, 1, 0);
+  auto& session = rig.add_bound_session();
   session.push(1, 8);
   rig.steps(1);
   session.push(1, 2);
@@ -111,8 +108,7 @@ TEST(Batching, ABusyLinksPartialSubmissionWaitsNoLongerThanItsWindow) {
 
 TEST(Batching, AWaitingSubmissionGoesAsSoonAsItIsFullOrTheLinkIdle) {
   ProxyRig rig;
-  auto& session = rig.add_session(0);
-  rig.bind_peer(session, 1, 0);
+  auto& session = rig.add_bound_session();
   session.push(1, 8);
   rig.steps(1);
   session.push(1, 5);
@@ -131,8 +127,7 @@ TEST(Batching, WithoutAWindowNothingWaits) {
   ProxyOptions options;
   options.batch_window_ns = 0;
   ProxyRig rig(options);
-  auto& session = rig.add_session(0);
-  rig.bind_peer(session, 1, 0);
+  auto& session = rig.add_bound_session();
   session.push(1, 19);
   rig.steps(1);
   EXPECT_EQ(sizes(*rig.endpoint), (std::vector<std::size_t>{8, 8, 3}));
@@ -177,8 +172,7 @@ TEST(Batching, OneSubmissionHoldsSeveralLanesAndSessions) {
 TEST(Batching, WhateverPostTakesNothingIsLostOrReordered) {
   for (std::size_t most = 0; most <= shm::kBatchMax; ++most) {
     ProxyRig rig;
-    auto& session = rig.add_session(0, {.outstanding_max = 512});
-    rig.bind_peer(session, 1, 0);
+    auto& session = rig.add_bound_session({.outstanding_max = 512});
     std::mt19937 random(static_cast<unsigned>(most));
     bool stuck = true;
     rig.endpoint->accept = [&](fabric::LinkId, std::size_t) {
@@ -206,8 +200,7 @@ TEST(Batching, WhateverPostTakesNothingIsLostOrReordered) {
 
 TEST(Batching, ARefusedSubmissionIsOfferedOnceAPass) {
   ProxyRig rig;
-  auto& session = rig.add_session(0, {.lanes = 8});
-  rig.bind_peer(session, 1, 0);
+  auto& session = rig.add_bound_session({.lanes = 8});
   rig.endpoint->accept = [](fabric::LinkId, std::size_t) { return 0; };
   for (std::uint32_t lane = 0; lane < 8; ++lane) session.push(1, 8, lane);
   rig.steps(10);
@@ -216,8 +209,7 @@ TEST(Batching, ARefusedSubmissionIsOfferedOnceAPass) {
 
 TEST(Batching, AStuckLinkHoldsUpNobodyElse) {
   ProxyRig rig;
-  auto& session = rig.add_session(0, {.lanes = 2});
-  rig.bind_peer(session, 1, 0);
+  auto& session = rig.add_bound_session({.lanes = 2});
   rig.bind_peer(session, 2, 1);
   rig.endpoint->accept = [](fabric::LinkId link, std::size_t offered) {
     return link == 0 ? 0 : offered;
@@ -233,8 +225,7 @@ TEST(Batching, AStuckLinkHoldsUpNobodyElse) {
 
 TEST(Batching, TheLinksDepthIsNeverExceeded) {
   ProxyRig rig({}, {.name = "scripted", .link_depth = 21});
-  auto& session = rig.add_session(0);
-  rig.bind_peer(session, 1, 0);
+  auto& session = rig.add_bound_session();
   session.push(1, 100);
   rig.settle();
   EXPECT_EQ(rig.endpoint->writes().size(), 21u);
@@ -251,8 +242,7 @@ TEST(Batching, TheLinksDepthIsNeverExceeded) {
 
 TEST(Batching, TakenSlotsAreFreeAtOnceAndNoEarlier) {
   ProxyRig rig;
-  auto& session = rig.add_session(0, {.slot_count_log2 = 4, .outstanding_max = 256});
-  rig.bind_peer(session, 1, 0);
+  auto& session = rig.add_bound_session({.slot_count_log2 = 4, .outstanding_max = 256});
   session.push(1, 16);
   EXPECT_FALSE(session.producers[0].try_push(write_command(1)));
   EXPECT_EQ(session.consumed(), 0u);
@@ -266,8 +256,7 @@ TEST(Batching, TakenSlotsAreFreeAtOnceAndNoEarlier) {
 
 TEST(Batching, OutstandingIsBoundedOverAllLanes) {
   ProxyRig rig;
-  auto& session = rig.add_session(0, {.lanes = 3, .outstanding_max = 20});
-  rig.bind_peer(session, 1, 0);
+  auto& session = rig.add_bound_session({.lanes = 3, .outstanding_max = 20});
   for (std::uint32_t lane = 0; lane < 3; ++lane) session.push(1, 30, lane);
   rig.settle();
   EXPECT_EQ(rig.endpoint->writes().size(), 20u);
@@ -282,8 +271,7 @@ TEST(Batching, OutstandingIsBoundedOverAllLanes) {
 
 TEST(Batching, CommitToPostComesFromTheProducersClock) {
   ProxyRig rig;
-  auto& session = rig.add_session(0);
-  rig.bind_peer(session, 1, 0);
+  auto& session = rig.add_bound_session();
   rig.now_ns = (7ull << 32) + 100;  // the low half has just wrapped
   const auto push = [&](std::uint32_t commit_time_ns) {
     shm::Command command = write_command(1);

@@ -16,8 +16,7 @@ using testing::HasSubstr;
 
 TEST(Completions, CountInRingOrderWhateverTheirOwn) {
   ProxyRig rig;
-  auto& session = rig.add_session(0);
-  rig.bind_peer(session, 1, 0);
+  auto& session = rig.add_bound_session();
   session.push(1, 4);
   rig.run();
   const auto writes = rig.endpoint->writes();
@@ -40,8 +39,7 @@ TEST(Completions, CountInRingOrderWhateverTheirOwn) {
 
 TEST(Completions, LanesCountForThemselves) {
   ProxyRig rig;
-  auto& session = rig.add_session(0, {.lanes = 2});
-  rig.bind_peer(session, 1, 0);
+  auto& session = rig.add_bound_session({.lanes = 2});
   session.push(1, 1, 0);
   session.push(1, 1, 1);
   rig.run();
@@ -55,8 +53,7 @@ TEST(Completions, LanesCountForThemselves) {
 
 TEST(Completions, AStragglerHoldsTheCountButNotTheLane) {
   ProxyRig rig;
-  auto& session = rig.add_session(0, {.outstanding_max = 16});
-  rig.bind_peer(session, 1, 0);
+  auto& session = rig.add_bound_session({.outstanding_max = 16});
   session.push(1, 100);
   rig.settle();
   const auto straggler = rig.endpoint->writes().at(0);
@@ -77,8 +74,7 @@ TEST(Completions, AStragglerHoldsTheCountButNotTheLane) {
 
 TEST(Completions, RandomOrderOverManyLapsOfARing) {
   ProxyRig rig;
-  auto& session = rig.add_session(0, {.lanes = 2, .slot_count_log2 = 4, .outstanding_max = 24});
-  rig.bind_peer(session, 1, 0);
+  auto& session = rig.add_bound_session({.lanes = 2, .slot_count_log2 = 4, .outstanding_max = 24});
   rig.bind_peer(session, 2, 1);
   std::mt19937 random(5);
   std::vector<std::uint64_t> open;
@@ -110,8 +106,7 @@ TEST(Completions, RandomOrderOverManyLapsOfARing) {
 
 TEST(Completions, TwiceIsCountedAndChangesNothing) {
   ProxyRig rig;
-  auto& session = rig.add_session(0);
-  rig.bind_peer(session, 1, 0);
+  auto& session = rig.add_bound_session();
   session.push(1, 2);
   rig.run();
   const auto writes = rig.endpoint->writes();
@@ -128,8 +123,7 @@ TEST(Completions, TwiceIsCountedAndChangesNothing) {
 
 TEST(Completions, CookiesFromNowhereAreCounted) {
   ProxyRig rig;
-  auto& session = rig.add_session(0);
-  rig.bind_peer(session, 1, 0);
+  auto& session = rig.add_bound_session();
   std::mt19937_64 random(1);
   for (int i = 0; i < 20'000; ++i) rig.endpoint->complete(random());
   rig.run();
@@ -199,8 +193,7 @@ TEST(Completions, AFailedWriteFailsItsSessionAndNamesThePeer) {
 
 TEST(Completions, PostToCompletionIsMeasured) {
   ProxyRig rig;
-  auto& session = rig.add_session(0);
-  rig.bind_peer(session, 1, 0);
+  auto& session = rig.add_bound_session();
   session.push(1);
   rig.run();
   rig.now_ns += 5'000'000'000;  // more than 32 bits of nanoseconds

@@ -119,8 +119,7 @@ TEST(Fairness, AnIdleSessionsShareGoesToTheOthersAndIsNotSaved) {
 TEST(Fairness, LanesOfASessionTakeTurns) {
   for (const std::size_t per_pass : {1u, 2u, 7u, 8u}) {
     CongestedRig rig(per_pass);
-    auto& session = rig.add_session(0, {.lanes = 5});
-    rig.bind_peer(session, 1, 0);
+    auto& session = rig.add_bound_session({.lanes = 5});
     for (std::uint32_t lane = 0; lane < 5; ++lane) rig.keep_full(session, 1, lane);
     rig.carry(static_cast<int>(40'000 / per_pass));
     for (std::uint32_t lane = 0; lane < 5; ++lane) {

@@ -111,8 +111,7 @@ TEST(HostileRing, AReplayedLapIsRefused) {
 TEST(HostileRing, AClientThatOverwritesItsCountersIsNotBelieved) {
   ProxyRig rig;
   rig.endpoint->complete_at_once = true;
-  auto& session = rig.add_session(0);
-  rig.bind_peer(session, 1, 0);
+  auto& session = rig.add_bound_session();
   session.push(1, 10);
   rig.settle();
   session.producers[0].ring.control->consumed = 0;
@@ -127,8 +126,7 @@ TEST(HostileRing, AClientThatOverwritesItsCountersIsNotBelieved) {
 TEST(HostileRing, AHeaderRewrittenLaterChangesNothing) {
   ProxyRig rig;
   rig.endpoint->complete_at_once = true;
-  auto& session = rig.add_session(0);
-  rig.bind_peer(session, 1, 0);
+  auto& session = rig.add_bound_session();
   rig.run();
   std::memset(&session.segment.header().lanes_offset, 0xff, 64);
   session.push(1, 10);

@@ -122,6 +122,12 @@ class ProxyRig {
     add_again(*sessions.back());
     return *sessions.back();
   }
+  /// Adds the session of slot 0, with rank 1 at link 0.
+  TestSession& add_bound_session(const SessionShape& shape = {}) {
+    TestSession& session = add_session(0, shape);
+    bind_peer(session, 1, 0);
+    return session;
+  }
   /// Adds a session whose slot was drained before.
   void add_again(TestSession& session) {
     proxy->apply(AddSession{session.slot, &session.segment, &session.stats,

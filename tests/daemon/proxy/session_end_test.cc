@@ -13,8 +13,7 @@ using testing::HasSubstr;
 
 TEST(SessionEnd, AFenceWaitsForWhatIsInFlightAndTakesNothingMore) {
   ProxyRig rig;
-  auto& session = rig.add_session(0);
-  rig.bind_peer(session, 1, 0);
+  auto& session = rig.add_bound_session();
   session.push(1, 8);
   rig.run();
   session.push(1, 8);
@@ -70,8 +69,7 @@ TEST(SessionEnd, AnEmptySessionDrainsAtOnceAndAnUnknownOneToo) {
 
 TEST(SessionEnd, TwoFencesAreOneAnswer) {
   ProxyRig rig;
-  auto& session = rig.add_session(0);
-  rig.bind_peer(session, 1, 0);
+  auto& session = rig.add_bound_session();
   session.push(1);
   rig.run();
   rig.proxy->apply(FenceSession{0});
@@ -84,8 +82,7 @@ TEST(SessionEnd, TwoFencesAreOneAnswer) {
 
 TEST(SessionEnd, AFaultFencesButOnlyAFenceIsAnsweredByDrained) {
   ProxyRig rig;
-  auto& session = rig.add_session(0);
-  rig.bind_peer(session, 1, 0);
+  auto& session = rig.add_bound_session();
   session.push(1);
   session.push(2);  // no such peer
   session.push(1);
@@ -153,8 +150,7 @@ TEST(SessionEnd, ALinkReportedDownBeforeThePeerIsBoundFailsTheSessionAllTheSame)
 
 TEST(SessionEnd, ABufferIsReleasedWhenNoWriteNamesIt) {
   ProxyRig rig;
-  auto& session = rig.add_session(0);
-  rig.bind_peer(session, 1, 0);
+  auto& session = rig.add_bound_session();
   FakeLocalRegion second;
   rig.proxy->apply(BindBuffer{0, 8, &second, kBufferBytes});
   shm::Command from_second = write_command(1);
@@ -188,8 +184,7 @@ TEST(SessionEnd, ABufferIsReleasedWhenNoWriteNamesIt) {
 
 TEST(SessionEnd, APeersBufferIsReleasedWhenNoWriteNamesIt) {
   ProxyRig rig;
-  auto& session = rig.add_session(0);
-  rig.bind_peer(session, 1, 0);
+  auto& session = rig.add_bound_session();
   rig.bind_peer(session, 2, 1);
   bool open = false;
   rig.endpoint->accept = [&](fabric::LinkId link, std::size_t offered) {
@@ -213,8 +208,7 @@ TEST(SessionEnd, APeersBufferIsReleasedWhenNoWriteNamesIt) {
 
 TEST(SessionEnd, WaitingReleasesAreAnsweredBeforeDrained) {
   ProxyRig rig;
-  auto& session = rig.add_session(0);
-  rig.bind_peer(session, 1, 0);
+  auto& session = rig.add_bound_session();
   session.push(1);
   rig.run();
   rig.proxy->apply(UnbindBuffer{0, kHandle});

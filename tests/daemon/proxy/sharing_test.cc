@@ -123,8 +123,7 @@ TEST(Sharing, AFloodOfSmallCommandsDoesNotDoubleAnothersMedianLatency) {
 TEST(Limits, BytesPerSecondAreKept) {
   for (const std::uint32_t bytes : {64u, 4096u, 1u << 20}) {
     PacedRig rig;
-    auto& session = rig.add_session(0);
-    rig.bind_peer(session, 1, 0);
+    auto& session = rig.add_bound_session();
     rig.proxy->apply(SetShare{0, 1, {.bytes_per_second = 1e9}});
     rig.run_for(100'000'000, [&] { fill(session, bytes); });
     // 100 ms, and the burst at the start.
@@ -139,8 +138,7 @@ TEST(Limits, BytesPerSecondAreKept) {
 TEST(Limits, CommandsPerSecondAreKeptWhateverTheirSize) {
   for (const std::uint32_t bytes : {8u, 65536u}) {
     PacedRig rig;
-    auto& session = rig.add_session(0, {.lanes = 1});
-    rig.bind_peer(session, 1, 0);
+    auto& session = rig.add_bound_session({.lanes = 1});
     rig.proxy->apply(SetShare{0, 1, {.commands_per_second = 50'000}});
     rig.run_for(100'000'000, [&] { fill(session, bytes); });
     EXPECT_NEAR(static_cast<double>(session.completed()), 5'000 + 250, 20) << bytes;
