@@ -65,7 +65,7 @@ Status check_collective(std::string_view op, const void* input, const void* outp
 template <class Of>
 struct CollectiveKind {
   static constexpr std::string_view kName = Of::kName;
-  static constexpr Adapts kAdapts = Adapts::kNever;
+  static constexpr bool kAdapts = false;
   static constexpr bool kAlone = false;
   using Shape = typename Of::Op::Shape;
   using Tuning = mk::Tuning;

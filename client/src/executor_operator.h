@@ -4,7 +4,7 @@
 /// an operator's own part:
 ///
 ///     static constexpr std::string_view kName;       // in messages: "gemm-rs"
-///     static constexpr Adapts kAdapts;               // where Partition::kAdaptive is possible
+///     static constexpr bool kAdapts;                 // whether Partition::kAdaptive is possible
 ///     static constexpr bool kAlone;                  // equal operators have cores of their own
 ///     using Shape, Tuning;                           // of the public class
 ///     using Checked;                                 // the shape when it has passed
@@ -73,8 +73,6 @@ struct ExecutorCore final : OperatorCore {
   std::atomic<bool> broken_{false};
 };
 
-enum class Adapts { kNever, kOnGpus, kOnBoth };
-
 template <class Kind>
 class __attribute__((visibility("hidden"))) Operator {
  public:
@@ -115,9 +113,7 @@ class __attribute__((visibility("hidden"))) Operator {
                                             const Tuning& tuning) {
     MK_ASSIGN_OR_RETURN(const Checked checked, Kind::checked(shape));
     MK_ASSIGN_OR_RETURN(const bool on_device, wants_device(Kind::kName, tuning.executor));
-    const bool adapts =
-        Kind::kAdapts == Adapts::kOnBoth || (Kind::kAdapts == Adapts::kOnGpus && on_device);
-    MK_RETURN_IF_ERROR(check_partition(Kind::kName, tuning, adapts));
+    MK_RETURN_IF_ERROR(check_partition(Kind::kName, tuning, Kind::kAdapts));
     MK_RETURN_IF_ERROR(Kind::check_tuning(tuning, on_device));
     std::optional<typename Kind::Plan> plan;
     kernels::CpuOptions own;

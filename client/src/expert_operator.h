@@ -36,7 +36,7 @@ Result<Checked> checked_experts(std::string_view op, const Shape& shape,
 /// The part of a Kind (executor_operator.h) that both have alike; `Kind` derives from it.
 template <class Kind, class Public, class CheckedShape, class PlanOf, class CpuOf, class DeviceOf>
 struct ExpertKind {
-  static constexpr Adapts kAdapts = Adapts::kOnGpus;
+  static constexpr bool kAdapts = true;
   using Shape = typename Public::Shape;
   using Tuning = mk::Tuning;
   using Checked = CheckedShape;

@@ -40,7 +40,7 @@ namespace mk {
 template <class Product>
 struct GemmKind {
   static constexpr std::string_view kName = Product::kName;
-  static constexpr Adapts kAdapts = Adapts::kOnBoth;
+  static constexpr bool kAdapts = true;
   static constexpr bool kAlone = false;
   using Shape = typename Product::Shape;
   using Tuning = mk::Tuning;

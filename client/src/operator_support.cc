@@ -229,9 +229,8 @@ Status check_partition(std::string_view op, const Tuning& tuning, bool moves) {
   }
   if (moves) return {};
   return fail(ErrorCode::kUnsupported,
-              "{}: an adaptive partition is for AllGather+GEMM, GEMM+ReduceScatter and "
-              "GEMM+AllReduce, and on GPUs for Ring Attention, MoE Dispatch+GEMM and GEMM+Combine; "
-              "leave Tuning::partition planned",
+              "{}: an adaptive partition is for operators that multiply or attend; leave "
+              "Tuning::partition planned",
               op);
 }
 

@@ -56,7 +56,7 @@ kernels::RingAttentionTensors tensors_of(const RingAttention::Input& in,
 
 struct RingKind {
   static constexpr std::string_view kName = kOp;
-  static constexpr Adapts kAdapts = Adapts::kOnGpus;
+  static constexpr bool kAdapts = true;
   static constexpr bool kAlone = false;
   using Shape = RingAttention::Shape;
   using Tuning = RingAttention::Tuning;

@@ -49,7 +49,7 @@ struct PartitionChoice {
     tuning.partition = choice.partition;
     if (choice.compute == 0) return;
     tuning.compute_sms = choice.compute;
-    tuning.reduce_sms = tuning.share_sms = choice.communicate;
+    tuning.reduce_sms = tuning.share_sms = tuning.pull_sms = choice.communicate;
   }
 
  private:
@@ -61,9 +61,8 @@ struct PartitionChoice {
 };
 
 inline constexpr const char* kPartitionHelp =
-    "planned: each thread or SM keeps its role; adaptive: threads change between tasks, SMs "
-    "between "
-    "launches; N:M: so many that compute, and that communicate within the node; adaptive:N:M "
-    "starts so";
+    "planned: each thread or SM keeps its role; adaptive: roles change, of products' threads "
+    "between tasks, else between launches; N:M: so many that compute, and that communicate within "
+    "the node; adaptive:N:M starts so";
 
 }  // namespace mk::tools

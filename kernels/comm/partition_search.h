@@ -1,7 +1,7 @@
 /// \file
-/// Seeks, from launch to launch, the number of a rank's SMs that communicate: launches' times in,
-/// the number for the next ones out. Plain arithmetic, without clocks or threads. (Within a launch:
-/// partition.h.) Launches are measured by kernels/cuda/host/adaptive_blocks.h.
+/// Seeks, from launch to launch, the number of a rank's SMs or threads that communicate: launches'
+/// times in, the number for the next ones out. Plain arithmetic, without clocks or threads. (Within
+/// a launch: partition.h.) Which launches are measured: partition_searches.h.
 ///
 /// A target's neighbours are tried, first twice and half as many, then by smaller factors. A
 /// direction in which launches get quicker is kept. Nothing is assumed of why they do: links that

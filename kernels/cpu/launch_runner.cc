@@ -120,6 +120,10 @@ Result<LaunchStats> LaunchRunner::run(std::uint32_t m, Mode mode, const Estimate
   ++launch_.epoch;
   launch_.m = m;
   launch_.mode = mode == Mode::kAuto ? estimate.cheaper() : mode;
+  if (adaptive_ != nullptr) {
+    adaptive_->choose(height(), launch_.mode == Mode::kFused, start_ns, launch_.blocks);
+    threads_ = threads_of_(launch_.blocks, launch_.context.world);
+  }
   body_.begin_launch();
   for (Report& report : reports_) {
     report.completed = false;
@@ -142,11 +146,13 @@ Result<LaunchStats> LaunchRunner::run(std::uint32_t m, Mode mode, const Estimate
   }
   if (!await_records_free()) return broken_by(cause());
   announce_launch(launch_);
+  const std::uint64_t begin_ns = CpuPacer::now_ns();
   pool_->run(*this);
   const bool completed = std::all_of(reports_.begin(), reports_.end(),
                                      [](const Report& report) { return report.completed; });
   if (!completed) return broken_by(cause());
   announce_end(launch_);
+  if (adaptive_ != nullptr) adaptive_->measured(CpuPacer::now_ns() - begin_ns);
   return make_stats(start_ns, estimate);
 }
 
@@ -173,7 +179,7 @@ void LaunchRunner::show_launch() {
   shm::store_relaxed(&progress_->op, shm::progress_operator(op_));
   shm::store_relaxed(&progress_->epoch, launch_.epoch);
   shm::store_relaxed(&progress_->tag, tag_);
-  shm::store_relaxed(&progress_->m, tasks.m != 0 ? tasks.m : launch_.m);
+  shm::store_relaxed(&progress_->m, height());
   for (std::uint32_t i = 0; i < shm::kProgressSizes; ++i)
     shm::store_relaxed(&progress_->sizes[i], tasks.sizes[i]);
   shm::store_relaxed(&progress_->tiles, tasks.tiles);
@@ -240,9 +246,21 @@ LaunchStats LaunchRunner::make_stats(std::uint64_t start_ns, const Estimate& est
     if (thread.then) account(*thread.then, reports_[i].totals[1], reports_[i].end_ns[1]);
   }
   if (partition_ != nullptr) stats.partition = partition_->stats();
+  if (adaptive_ != nullptr) stats.partition = adaptive_->stats();
   stats.gemm_ns = stats.role(Role::kCompute).end_ns;
   stats.total_ns = CpuPacer::now_ns() - start_ns;
   return stats;
+}
+
+std::uint32_t LaunchRunner::height() const {
+  const std::uint32_t rows = body_.height();
+  return rows != 0 ? rows : launch_.m;
+}
+
+std::vector<PartitionStep> LaunchRunner::partition_steps() const {
+  if (partition_ != nullptr) return partition_->steps();
+  if (adaptive_ == nullptr) return {};
+  return {adaptive_->step()};
 }
 
 void LaunchRunner::set_trace(std::uint32_t capacity) {

@@ -18,6 +18,7 @@
 #include "kernels/comm/trace_event.h"
 #include "kernels/comm/types.h"
 #include "kernels/comm/world.h"
+#include "kernels/cpu/adaptive_threads.h"
 #include "kernels/cpu/block_pool.h"
 #include "kernels/cpu/cpu_gemm.h"
 #include "kernels/cpu/partition_board.h"
@@ -45,8 +46,9 @@ struct CpuOptions {
   shm::Progress* progress = nullptr;
   /// A row's bits do not depend on how many rows there are: products are GemmPath::kOrdered.
   bool batch_invariant = false;
-  /// Threads that compute and threads that communicate within the node do each other's tasks
-  /// (adaptive_roles.h), in fused launches of an operator that can. The bits stay.
+  /// Threads that compute and threads that communicate within the node do each other's tasks in
+  /// fused launches (adaptive_roles.h), or go over to each other's roles between launches
+  /// (adaptive_threads.h). The bits stay.
   bool adaptive = false;
 };
 
@@ -71,7 +73,6 @@ struct LaunchTasks {
   std::uint32_t tiles = 0;   ///< to compute; 0: not known before its blocks run (tell_tiles)
   std::uint32_t chunks = 0;  ///< to send to other nodes; 0: likewise (tell_chunks), or none
   std::array<std::uint32_t, shm::kProgressSizes> sizes{};  ///< shm::kProgressSizeNames
-  std::uint32_t m = 0;  ///< as the caller counts rows; 0: the launch's own
 };
 
 /// What the blocks run.
@@ -84,6 +85,8 @@ class RoleBody {
   virtual void begin_launch() {}
   /// What this rank has to do in the launch that has been begun, as far as it is known by then.
   virtual LaunchTasks tasks() const { return {}; }
+  /// The rows of the launch that comes, as the caller counts them; 0: its m.
+  virtual std::uint32_t height() const { return 0; }
   /// A failure of the arithmetic, which no wait has recorded.
   virtual Status role_error() const { return {}; }
 
@@ -146,10 +149,15 @@ class LaunchRunner : private BlockWork {
   }
   /// Statistics and traces then tell of it. It outlives the runner.
   void show_partition(const PartitionBoard& board) { partition_ = &board; }
-  /// Targets of the last launch, if its threads changed roles.
-  std::vector<PartitionStep> partition_steps() const {
-    return partition_ != nullptr ? partition_->steps() : std::vector<PartitionStep>{};
+  /// Launches then have the blocks that `threads` chooses, and their times are told it. It outlives
+  /// the runner. `threads_of`: those of any such blocks, as many as have been started.
+  void adapt(AdaptiveThreads& threads,
+             std::vector<RoleThread> (*threads_of)(const RoleBlocks&, const World&)) {
+    adaptive_ = &threads;
+    threads_of_ = threads_of;
   }
+  /// Targets of the last launch, if its partition is adaptive.
+  std::vector<PartitionStep> partition_steps() const;
   /// The caller's mark of the next launches; 0: none.
   void set_tag(std::uint64_t tag) { tag_ = tag; }
 
@@ -167,6 +175,7 @@ class LaunchRunner : private BlockWork {
   void run_block(std::uint32_t index) override;
   bool run_part(Role role, std::uint32_t index, Report& report, int part);
   void show_launch();
+  std::uint32_t height() const;
   bool await_records_free();
   bool await_turn();
   Error cause() const;
@@ -178,6 +187,8 @@ class LaunchRunner : private BlockWork {
   shm::Progress* const progress_;
   std::uint64_t tag_ = 0;
   const PartitionBoard* partition_ = nullptr;
+  AdaptiveThreads* adaptive_ = nullptr;
+  std::vector<RoleThread> (*threads_of_)(const RoleBlocks&, const World&) = nullptr;
   LocalWords local_;
   std::vector<RoleThread> threads_;
   std::vector<Report> reports_;

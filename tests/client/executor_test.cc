@@ -2,6 +2,11 @@
 // in tests/gpu.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cstdint>
+#include <string>
+#include <vector>
+
 #include "mkernel/mkernel.h"
 #include "mkernel/mkernel_c.h"
 #include "shm/gpu/driver.h"
@@ -83,13 +88,12 @@ TEST_F(ExecutorChoice, MoeOnAGpuTakesNoTiles) {
   EXPECT_TRUE(session.detach());
 }
 
-/// On CPUs their threads keep their roles.
-TEST_F(ExecutorChoice, AnAdaptivePartitionOfAttentionAndExpertsIsForGpus) {
+TEST_F(ExecutorChoice, AnAdaptivePartitionIsForWhatMultipliesOrAttends) {
   Session session = attach("partition");
-  const auto expect_named = [](const auto& op) {
+  const auto expect_refused = [](const auto& op) {
     ASSERT_FALSE(op);
     EXPECT_EQ(op.error().code, ErrorCode::kUnsupported);
-    EXPECT_NE(op.error().message.find("and on GPUs for Ring Attention"), std::string::npos)
+    EXPECT_NE(op.error().message.find("leave Tuning::partition planned"), std::string::npos)
         << op.error().message;
   };
   Tuning tuning;
@@ -100,16 +104,52 @@ TEST_F(ExecutorChoice, AnAdaptivePartitionOfAttentionAndExpertsIsForGpus) {
       .tokens_max = 8, .hidden = 16, .features = 8, .experts = 2, .top_k = 1};
   const GemmCombine::Shape combine{
       .tokens_max = 8, .hidden = 16, .features = 8, .experts = 2, .top_k = 1};
-  expect_named(RingAttention::create(session, {64, 2, 1, 64}, ring));
-  expect_named(MoeDispatchGemm::create(session, moe, tuning));
-  expect_named(GemmCombine::create(session, combine, tuning));
-  if (!gpu::load_driver()) {
-    ring.executor = tuning.executor = Executor::kCuda;
-    for (const Error& error : {RingAttention::create(session, {64, 2, 1, 64}, ring).error(),
-                               MoeDispatchGemm::create(session, moe, tuning).error(),
-                               GemmCombine::create(session, combine, tuning).error()})
-      EXPECT_EQ(error.message.find("partition"), std::string::npos) << error.message;
+  EXPECT_TRUE(RingAttention::create(session, {64, 2, 1, 64}, ring));
+  EXPECT_TRUE(MoeDispatchGemm::create(session, moe, tuning));
+  EXPECT_TRUE(GemmCombine::create(session, combine, tuning));
+  EXPECT_TRUE(GemmAllReduce::create(session, {.m_max = 64, .n = 64, .k = 64}, tuning));
+  expect_refused(AllGather::create(session, {.m_max = 64, .n = 64}, tuning));
+  expect_refused(ReduceScatter::create(session, {.m_max = 64, .n = 64}, tuning));
+  EXPECT_TRUE(session.detach());
+}
+
+// Threads go over between launches there.
+TEST_F(ExecutorChoice, StatisticsAndTracesOfExpertsTellOfTheirPartition) {
+  Session session = attach("partition-told");
+  MoeDispatchGemm::Tuning tuning;
+  tuning.partition = Partition::kAdaptive;
+  tuning.compute_sms = 7;
+  const MoeDispatchGemm::Shape shape{
+      .tokens_max = 8, .hidden = 16, .features = 8, .experts = 2, .top_k = 1};
+  auto op = MoeDispatchGemm::create(session, shape, tuning);
+  ASSERT_TRUE(op) << op.error().message;
+  op->set_trace(true);
+  const std::vector<std::uint16_t> any(std::size_t{2} * 16 * 8);
+  const std::vector<std::int32_t> ids = {0, 1, 1, 0, 1, 0, 1, 1};
+  const std::vector<float> weights(8, 1.0f);
+  std::vector<std::uint16_t> y(std::size_t{8} * 8);
+  const MoeDispatchGemm::Input input{any.data(), ids.data(), weights.data(),
+                                     8,          any.data(), nullptr};
+  std::uint32_t moves = 0;
+  std::uint32_t before = 1;
+  for (int i = 0; i < 30; ++i) {
+    const auto stats = op->launch(input, {y.data(), 8}, LaunchMode::kFused);
+    ASSERT_TRUE(stats) << stats.error().message;
+    EXPECT_EQ(stats->partition_first, stats->partition_last);
+    EXPECT_GE(stats->partition_last, 1u);
+    EXPECT_LE(stats->partition_last, 7u);
+    moves += stats->partition_last != before ? 1 : 0;
+    before = stats->partition_last;
+    EXPECT_EQ(stats->partition_moves, moves);
+    const std::vector<TraceSpan> spans = op->trace();
+    const auto told = std::find_if(spans.begin(), spans.end(), [](const TraceSpan& span) {
+      return span.role == std::string("partition");
+    });
+    ASSERT_NE(told, spans.end());
+    EXPECT_EQ(told->index[0], before);
+    EXPECT_EQ(told->index[1], before);
   }
+  EXPECT_GE(moves, 1u);
   EXPECT_TRUE(session.detach());
 }
 

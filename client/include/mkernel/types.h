@@ -133,12 +133,13 @@ struct MachineRates {
 enum class Exchange : std::uint8_t { kAuto = 0, kOneShot = 1, kTwoShot = 2 };
 
 /// A rank's threads or SMs compute, or they share or sum rows within the node. kPlanned: each keeps
-/// its role, by Tuning's numbers. kAdaptive, in fused launches: on CPUs a thread goes over from one
-/// task to the next. Measured costs and the work that is left say how many do which. On GPUs SMs go
-/// over from launch to launch, to where launches are quickest. A captured launch keeps the numbers
-/// that were best then. Tuning's numbers are the first ones. For AllGather+GEMM, GEMM+ReduceScatter
-/// and GEMM+AllReduce, and on GPUs for Ring Attention, MoE Dispatch+GEMM and GEMM+Combine;
-/// elsewhere kUnsupported. The bits of the result do not depend on it.
+/// its role, by Tuning's numbers. kAdaptive, in fused launches: in AllGather+GEMM,
+/// GEMM+ReduceScatter and GEMM+AllReduce on CPUs a thread goes over from one task to the next.
+/// Measured costs and the work that is left say how many do which. On GPUs, and on CPUs in Ring
+/// Attention, MoE Dispatch+GEMM and GEMM+Combine, SMs or threads go over from launch to launch, to
+/// where launches are quickest. Each role keeps one. A captured launch keeps the numbers that were
+/// best then. Tuning's numbers are the first ones. Elsewhere kUnsupported. The bits of the result
+/// do not depend on it.
 enum class Partition : std::uint8_t { kPlanned = 0, kAdaptive = 1 };
 
 /// Ring Attention's way for keys to a node's other ranks on GPUs. kAuto: the planner predicts which
@@ -226,7 +227,8 @@ struct LaunchStats {
   // For an adaptive partition (Tuning::partition); else all 0.
   std::uint32_t partition_first = 0;  ///< threads (SMs) that were to communicate, at the begin
   std::uint32_t partition_last = 0;   ///< the same, when that was last decided
-  std::uint32_t partition_moves = 0;  ///< how often it changed; of SMs: since the first launch
+  /// How often it changed in the launch; where it does so between launches: since the first one.
+  std::uint32_t partition_moves = 0;
   std::uint64_t partition_turns = 0;  ///< how often a thread went over to the other kind of task
 };
 

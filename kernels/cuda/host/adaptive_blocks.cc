@@ -1,28 +1,13 @@
 #include "kernels/cuda/host/adaptive_blocks.h"
 
 #include <algorithm>
-#include <array>
-#include <cmath>
 
 #include "kernels/cuda/skeleton/launch_accounts.h"
 
 namespace mk::kernels::cuda {
-namespace {
-
-/// Launches of which the quickest counts.
-constexpr std::uint32_t kMeasured = 3;
-/// Targets change every so many launches: where ranks launch alike, with all of them at one time.
-constexpr std::uint32_t kWindow = 4;
-/// So many launches go by between two windows once a search is settled.
-constexpr std::uint32_t kRest = 60;
-/// Before the first ones, so many launches, as the GPU's clock and caches are not yet what they
-/// will be.
-constexpr std::uint32_t kWarmUp = 2 * kWindow;
-/// More heights than that take the target of the nearest one.
-constexpr std::size_t kHeightsMax = 16;
 
 /// A launch's account, as it comes behind the launch.
-class Measurement {
+class AdaptiveBlocks::Measurement {
  public:
   Measurement() {
     void* memory = nullptr;
@@ -62,6 +47,8 @@ class Measurement {
   cudaEvent_t copied_ = nullptr;
 };
 
+namespace {
+
 bool is_captured(cudaStream_t stream) {
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
   return cudaStreamIsCapturing(stream, &status) != cudaSuccess ||
@@ -69,37 +56,6 @@ bool is_captured(cudaStream_t stream) {
 }
 
 }  // namespace
-
-/// The search for launches of one height.
-struct AdaptiveBlocks::Sought {
-  explicit Sought(const PartitionSearch& begin) : search(begin) {}
-
-  /// Before a launch that may be measured.
-  void turn() {
-    if (rest != 0) {
-      --rest;
-      return;
-    }
-    // Not all at once: those that are under way may be the last ones with the old target.
-    if (launches < kWindow || launches % kWindow != 0) return;
-    std::array<std::uint64_t, kMeasured> ns{};
-    std::uint32_t count = 0;
-    for (const Measurement& one : measurements) {
-      if (!one.is_there()) return;
-      if (const std::uint64_t its = one.ns(); its != 0) ns[count++] = its;
-    }
-    launches = 0;
-    std::sort(ns.begin(), ns.begin() + count);
-    // One may be late by itself: the second tells by how much launches differ.
-    if (count != 0) search.measured(ns[0], ns[std::min(count - 1, 1u)] - ns[0]);
-    if (search.settled()) rest = kRest;
-  }
-
-  PartitionSearch search;
-  std::array<Measurement, kMeasured> measurements;
-  std::uint32_t launches = 0;    ///< with this target, since it was chosen or rested
-  std::uint32_t rest = kWarmUp;  ///< launches that nobody measures
-};
 
 std::unique_ptr<AdaptiveBlocks> AdaptiveBlocks::create(ThreadBlocks all, const CudaOptions& options,
                                                        Warpgroups watchers,
@@ -119,56 +75,26 @@ std::unique_ptr<AdaptiveBlocks> AdaptiveBlocks::create(ThreadBlocks all, const C
 
 AdaptiveBlocks::AdaptiveBlocks(ThreadBlocks all, ThreadBlocks comm, const CommShares& shares,
                                const CommTargets& targets, const DeviceState* state)
-    : all_(all), first_(comm), shares_(shares), targets_(targets), state_(state) {
-  stats_.first = stats_.last = comm.count();
-}
+    : all_(all),
+      shares_(shares),
+      state_(state),
+      searches_(std::make_unique<PartitionSearches<Measurement>>(targets.least, targets.most,
+                                                                 comm.count())) {}
 
 AdaptiveBlocks::~AdaptiveBlocks() = default;
 
-/// A height that is new begins with what the nearest one has learned.
-AdaptiveBlocks::Sought& AdaptiveBlocks::sought_for(std::uint32_t m) {
-  if (const auto found = sought_.find(m); found != sought_.end()) return *found->second;
-  Sought* nearest = nullptr;
-  double least = 0;
-  for (const auto& [height, sought] : sought_) {
-    const double distance = std::abs(std::log(static_cast<double>(height) / m));
-    if (nearest != nullptr && distance >= least) continue;
-    nearest = sought.get();
-    least = distance;
-  }
-  if (sought_.size() >= kHeightsMax) return *nearest;
-  const std::uint32_t start = nearest == nullptr ? first_.count() : nearest->search.best();
-  auto made = std::make_unique<Sought>(PartitionSearch(targets_.least, targets_.most, start));
-  return *sought_.emplace(m, std::move(made)).first->second;
-}
-
 void AdaptiveBlocks::choose(cudaStream_t stream, std::uint32_t m, bool adapts, RoleBlocks& blocks,
                             FrameArguments& frame) {
-  measured_ = nullptr;
-  std::uint32_t target = first_.count();
-  if (adapts) {
-    Sought& sought = sought_for(m);
-    const bool known = sought_.count(m) != 0;
-    if (known && !is_captured(stream)) {
-      sought.turn();
-      target = sought.search.target();
-      if (sought.rest == 0) measured_ = &sought;
-    } else {
-      target = sought.search.best();
-    }
-  }
-  if (target != frame.comm_blocks.count()) ++stats_.moves;
-  stats_.first = stats_.last = target;
+  const std::uint32_t target =
+      adapts ? searches_->choose(m, !is_captured(stream)) : searches_->choose_first();
   deal_blocks(all_, target, shares_, blocks, frame);
 }
 
 cudaError_t AdaptiveBlocks::measure(cudaStream_t stream) {
-  if (measured_ == nullptr) return cudaSuccess;
-  Sought& sought = *measured_;
-  measured_ = nullptr;
-  const std::uint32_t place = sought.launches++;
-  if (place >= kMeasured) return cudaSuccess;
-  return sought.measurements[place].begin(state_, stream);
+  Measurement* const its = searches_->next_measurement();
+  return its != nullptr ? its->begin(state_, stream) : cudaSuccess;
 }
+
+PartitionStats AdaptiveBlocks::stats() const { return searches_->stats(); }
 
 }  // namespace mk::kernels::cuda

@@ -1,18 +1,18 @@
 /// \file
 /// An operator's partition that adapts from launch to launch: how many of a rank's thread blocks
 /// are outside the compute blocks. The host measures launches by their accounts, which it has
-/// copied behind them, and asks PartitionSearch (kernels/comm/partition_search.h). It never waits.
+/// copied behind them, and asks PartitionSearches (kernels/comm/partition_searches.h). It never
+/// waits.
 #pragma once
 
 #include <cuda_runtime_api.h>
 
 #include <cstdint>
-#include <map>
 #include <memory>
 
 #include "kernels/comm/launch.h"
 #include "kernels/comm/launch_stats.h"
-#include "kernels/comm/partition_search.h"
+#include "kernels/comm/partition_searches.h"
 #include "kernels/cuda/host/role_blocks.h"
 #include "kernels/cuda/skeleton/launch_state.h"
 
@@ -45,24 +45,19 @@ class AdaptiveBlocks {
   cudaError_t measure(cudaStream_t stream);
   /// The last launch's blocks that communicate, as first and last, and how often the number has
   /// changed since the first launch.
-  PartitionStats stats() const { return stats_; }
+  PartitionStats stats() const;
   /// Blocks of a launch, of all roles, at most.
   ThreadBlocks all() const { return all_; }
 
  private:
-  struct Sought;
+  class Measurement;
   AdaptiveBlocks(ThreadBlocks all, ThreadBlocks comm, const CommShares& shares,
                  const CommTargets& targets, const DeviceState* state);
-  Sought& sought_for(std::uint32_t m);
 
   const ThreadBlocks all_;
-  const ThreadBlocks first_;
   const CommShares shares_;
-  const CommTargets targets_;
   const DeviceState* const state_;
-  std::map<std::uint32_t, std::unique_ptr<Sought>> sought_;  ///< by m
-  Sought* measured_ = nullptr;  ///< whose launch is next; null: nobody measures it
-  PartitionStats stats_;
+  const std::unique_ptr<PartitionSearches<Measurement>> searches_;
 };
 
 }  // namespace mk::kernels::cuda

@@ -121,6 +121,12 @@ std::vector<RoleThread> threads_of(const RoleBlocks& blocks, const World& world)
   return threads;
 }
 
+std::vector<Workers RoleBlocks::*> communicating_roles(const World& world) {
+  std::vector<Workers RoleBlocks::*> roles{&RoleBlocks::receive};
+  if (world.nodes > 1) roles.push_back(&RoleBlocks::reduce);
+  return roles;
+}
+
 /// That the offsets are of `experts` experts, and of the rows, if there are any.
 Status check_offsets(std::span<const std::uint32_t> offsets, std::size_t rows,
                      std::uint32_t experts) {
@@ -153,25 +159,29 @@ class CombineCpu::Impl : private RoleBody {
       : plan_(plan),
         options_(options),
         launch_(make_launch<CombineLaunch>(plan, context, options.blocks, plan.banks)),
+        adaptive_(AdaptiveThreads::create(options.adaptive, options.blocks,
+                                          communicating_roles(context.world))),
         runner_(kOp, launch_, *this, options) {}
   virtual ~Impl() = default;
 
   Status start() {
     const CombineShape& shape = plan_.shape;
     const std::uint32_t columns = std::min(plan_.tile_n, shape.hidden);
+    const std::uint32_t compute = compute_threads(adaptive_.get(), launch_.blocks);
     MK_ASSIGN_OR_RETURN(
         shared_.gemm,
-        TileGemm::create(launch_.blocks.compute, {plan_.tile_m, columns}, shape.hidden,
-                         shape.features, plan_.dtype, options_.b_layout, options_.batch_invariant));
+        TileGemm::create(compute, {plan_.tile_m, columns}, shape.hidden, shape.features,
+                         plan_.dtype, options_.b_layout, options_.batch_invariant));
     const CombineSchedule schedule(plan_, world());
     const std::uint32_t widths[] = {schedule.columns_at(0).columns,
                                     schedule.columns_at(schedule.column_tiles() - 1).columns};
     MK_RETURN_IF_ERROR(shared_.gemm->prepare_row_tiles(plan_.tile_m, plan_.row_pad, widths));
     shared_.math = &row_math(plan_.dtype);
-    shared_.padded.assign(launch_.blocks.compute,
+    shared_.padded.assign(compute,
                           std::vector<std::uint16_t>(std::size_t{plan_.tile_m} * shape.features));
     shared_.parts_done = std::vector<std::atomic<std::uint32_t>>(plan_.tiles_max);
     rates_ = rank_rates(options_, world(), shared_.gemm->path());
+    if (adaptive_ != nullptr) runner_.adapt(*adaptive_, threads_of);
     return runner_.start(threads_of(launch_.blocks, world()));
   }
 
@@ -209,9 +219,9 @@ class CombineCpu::Impl : private RoleBody {
   /// Which tiles there are, and what goes to other nodes, the index says.
   LaunchTasks tasks() const override {
     const CombineShape& shape = plan_.shape;
-    return {
-        0, 0, {shape.hidden, shape.features, shape.experts, shape.top_k}, launch_.routing.tokens};
+    return {0, 0, {shape.hidden, shape.features, shape.experts, shape.top_k}};
   }
+  std::uint32_t height() const override { return launch_.routing.tokens; }
   bool plan_rows(CombineBlock<CpuExecutor>& block) {
     if (!gemm_combine::plan(block)) return false;
     if (block.index != 0) return true;
@@ -309,7 +319,8 @@ class CombineCpu::Impl : private RoleBody {
   std::atomic<std::uint64_t> nonfinite_{0};  ///< of the launch; its threads add to it
   Shared shared_;
   CombineLaunch launch_;
-  LaunchRunner runner_;  ///< ends first: its threads use the rest
+  const std::unique_ptr<AdaptiveThreads> adaptive_;  ///< null: launches have the options' blocks
+  LaunchRunner runner_;                              ///< ends first: its threads use the rest
 };
 
 CombineCpu::CombineCpu(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}

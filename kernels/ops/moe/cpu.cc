@@ -138,6 +138,14 @@ std::vector<RoleThread> threads_of(const RoleBlocks& blocks, const World& world)
   return threads;
 }
 
+/// All that come before the product but the plan, for which nobody waits long.
+std::vector<Workers RoleBlocks::*> communicating_roles(const World& world) {
+  std::vector<Workers RoleBlocks::*> roles{&RoleBlocks::pull};
+  if (world.size() > 1) roles.push_back(&RoleBlocks::share);
+  if (world.nodes > 1 && world.locals > 1) roles.push_back(&RoleBlocks::receive);
+  return roles;
+}
+
 /// The first slot that makes no sense.
 Status check_routing(const RoutingTable& routing, const MoeDispatchShape& shape) {
   for (std::uint32_t token = 0; token < routing.tokens; ++token) {
@@ -169,21 +177,24 @@ class MoeDispatchCpu::Impl : private RoleBody {
       : plan_(plan),
         options_(options),
         launch_(make_launch<MoeDispatchLaunch>(plan, context, options.blocks, plan.banks)),
+        adaptive_(AdaptiveThreads::create(options.adaptive, options.blocks,
+                                          communicating_roles(context.world))),
         runner_(kOp, launch_, *this, options) {}
   virtual ~Impl() = default;
 
   Status start() {
     const std::vector<std::uint32_t> widths = product_widths(plan_, world());
+    const std::uint32_t compute = compute_threads(adaptive_.get(), launch_.blocks);
     MK_ASSIGN_OR_RETURN(
-        gemm_, TileGemm::create(launch_.blocks.compute, {plan_.tile_m, widths[0]},
-                                plan_.shape.weight_columns(), plan_.shape.hidden, plan_.dtype,
-                                options_.b_layout, options_.batch_invariant));
+        gemm_, TileGemm::create(compute, {plan_.tile_m, widths[0]}, plan_.shape.weight_columns(),
+                                plan_.shape.hidden, plan_.dtype, options_.b_layout,
+                                options_.batch_invariant));
     // Which rows an expert gets is not known before the launch, but packed tiles have few heights.
     MK_RETURN_IF_ERROR(gemm_->prepare_row_tiles(plan_.tile_m, plan_.row_pad, widths));
     if (plan_.shape.epilogue == MoeEpilogue::kGatedSilu)
-      gates_.assign(launch_.blocks.compute,
-                    std::vector<float>(std::size_t{plan_.tile_m} * widths[0]));
+      gates_.assign(compute, std::vector<float>(std::size_t{plan_.tile_m} * widths[0]));
     rates_ = rank_rates(options_, world(), gemm_->path());
+    if (adaptive_ != nullptr) runner_.adapt(*adaptive_, threads_of);
     return runner_.start(threads_of(launch_.blocks, launch_.context.world));
   }
 
@@ -227,9 +238,9 @@ class MoeDispatchCpu::Impl : private RoleBody {
   /// Which chunks of tokens go where, as which tiles there are, the routing says.
   LaunchTasks tasks() const override {
     const MoeDispatchShape& shape = plan_.shape;
-    return {
-        0, 0, {shape.features, shape.hidden, shape.experts, shape.top_k}, launch_.routing.tokens};
+    return {0, 0, {shape.features, shape.hidden, shape.experts, shape.top_k}};
   }
+  std::uint32_t height() const override { return launch_.routing.tokens; }
   bool plan_rows(MoeDispatchBlock<CpuExecutor>& block) {
     if (!moe_dispatch::plan(block)) return false;
     if (block.index != 0) return true;
@@ -297,7 +308,8 @@ class MoeDispatchCpu::Impl : private RoleBody {
   std::unique_ptr<TileGemm> gemm_;
   std::vector<std::vector<float>> gates_;  ///< by compute block
   MoeDispatchLaunch launch_;
-  LaunchRunner runner_;  ///< ends first: its threads use the rest
+  const std::unique_ptr<AdaptiveThreads> adaptive_;  ///< null: launches have the options' blocks
+  LaunchRunner runner_;                              ///< ends first: its threads use the rest
 };
 
 MoeDispatchCpu::MoeDispatchCpu(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}

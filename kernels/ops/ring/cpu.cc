@@ -93,6 +93,13 @@ std::vector<RoleThread> threads_of(const RoleBlocks& blocks, const World& world)
   return threads;
 }
 
+std::vector<Workers RoleBlocks::*> communicating_roles(const World& world) {
+  std::vector<Workers RoleBlocks::*> roles;
+  if (world.size() > 1) roles.push_back(&RoleBlocks::share);
+  if (world.nodes > 1 && world.locals > 1) roles.push_back(&RoleBlocks::receive);
+  return roles;
+}
+
 }  // namespace
 
 class RingAttentionCpu::Impl : private RoleBody {
@@ -100,6 +107,8 @@ class RingAttentionCpu::Impl : private RoleBody {
   Impl(const RingAttentionPlan& plan, const RankContext& context, const CpuOptions& options)
       : plan_(plan),
         launch_(make_launch<RingAttentionLaunch>(plan, context, options.blocks, plan.banks)),
+        adaptive_(AdaptiveThreads::create(options.adaptive, options.blocks,
+                                          communicating_roles(context.world))),
         rates_(rank_rates(options, context.world, attention_math().flops_per_s)),
         runner_(kOp, launch_, *this, options) {}
   virtual ~Impl() = default;
@@ -107,12 +116,14 @@ class RingAttentionCpu::Impl : private RoleBody {
   Status start() {
     const CpuAttentionShape shape{plan_.head_dim, plan_.group(), plan_.tile_q, plan_.tile_k,
                                   plan_.dtype};
-    for (std::uint32_t i = 0; i < launch_.blocks.compute; ++i) {
+    const std::uint32_t compute = compute_threads(adaptive_.get(), launch_.blocks);
+    for (std::uint32_t i = 0; i < compute; ++i) {
       attention_.push_back(std::make_unique<CpuAttention>(shape));
     }
     if (plan_.nodes > 1) {
       state_.resize(CpuAttention::state_floats(shape, plan_.rows_max()) * plan_.head_pairs());
     }
+    if (adaptive_ != nullptr) runner_.adapt(*adaptive_, threads_of);
     return runner_.start(threads_of(launch_.blocks, launch_.context.world));
   }
 
@@ -175,9 +186,9 @@ class RingAttentionCpu::Impl : private RoleBody {
     };
     return {tiles * its.head_pairs(),
             gather_chunks_sent(all.gather(), rows_of),
-            {its.query_heads, its.key_heads, its.head_dim, its.batch},
-            seq_};
+            {its.query_heads, its.key_heads, its.head_dim, its.batch}};
   }
+  std::uint32_t height() const override { return seq_; }
   /// Of one sequence, for each pair of a batch and a key head.
   static std::uint32_t tiles_seen(const RingAttentionSchedule& schedule) {
     std::uint32_t tiles = 0;
@@ -266,6 +277,7 @@ class RingAttentionCpu::Impl : private RoleBody {
   std::vector<std::unique_ptr<CpuAttention>> attention_;  ///< by compute block
   std::vector<float> state_;                              ///< of items that are put aside
   RingAttentionLaunch launch_;
+  const std::unique_ptr<AdaptiveThreads> adaptive_;  ///< null: launches have the options' blocks
   const MachineRates rates_;
   LaunchRunner runner_;  ///< ends first: its threads use the rest
 };

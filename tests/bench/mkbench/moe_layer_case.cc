@@ -354,6 +354,8 @@ class MoeLayerCase : public CaseWithOptions<MoeLayerOptions> {
     tuning.chunk_bytes = o.chunk_bytes;
     tuning.compute_sms = o.compute_blocks;
     tools::PartitionChoice::apply(o.partition, tuning);
+    // On CPUs these threads sum each token's rows.
+    if (tuning.executor == Executor::kCpu) tuning.receive_sms = tuning.reduce_sms;
     tuning.wait_timeout = std::chrono::milliseconds{spec.timeout_ms};
     std::optional<MoeDispatchGemm> dispatch;
     if (whole_) {

@@ -17,6 +17,7 @@
 #include "tests/kernels/support/network.h"
 #include "tests/kernels/support/routed_tests.h"
 #include "tests/kernels/support/run_ranks.h"
+#include "tests/kernels/support/same_bits.h"
 
 namespace mk::kernels::testing {
 namespace {
@@ -120,6 +121,23 @@ TEST(CombineCpu, RepeatedRunsGiveTheSameBitsWhateverTheBlocks) {
         EXPECT_EQ(results[i][rank].out, first[rank]) << "launch " << i + 1;
       }
     }
+  }
+}
+
+TEST(CombineCpu, AnAdaptivePartitionChangesNoBit) {
+  for (const auto& [nodes, locals] : {std::pair{1u, 1u}, {1u, 3u}, {2u, 1u}, {2u, 2u}}) {
+    CombineJobOptions options = two_by_two();
+    options.nodes = nodes;
+    options.locals = locals;
+    std::vector<CombineLaunchCase> launches = random_launches(32, nodes * 10 + locals);
+    for (CombineLaunchCase& launch : launches) launch.uneven = false;
+    std::vector<Workers RoleBlocks::*> roles{&RoleBlocks::receive};
+    if (nodes > 1) roles.push_back(&RoleBlocks::reduce);
+    expect_same_bits_as_threads_go_over<CombineJob>(
+        options, roles, launches, [](const CombineRankResult& one, const CombineRankResult& other) {
+          return one.out == other.out;
+        });
+    if (HasFatalFailure()) return;
   }
 }
 

@@ -89,15 +89,20 @@ TEST(CombineFailure, RowsOfAnotherDispatchAreRefusedByName) {
 }
 
 TEST(CombineFailure, AMissingRankIsNamed) {
-  CombineJob job(job_options(2, 2, milliseconds(2000)));
-  NetworkThread network(job.cluster(), 2);
-  const auto inputs = job.inputs(kPlain);
-  const auto results = launch_on(job, {0, 1, 2}, inputs);
-  expect_rank_3_named(results, "for rank 3: flag rows-indexed[local rank 1]");
-  // The operator stays broken.
-  const auto again = job.launch(0, inputs[0], false, Mode::kFused);
-  ASSERT_FALSE(again.stats);
-  EXPECT_EQ(again.stats.error(), results[0].stats.error());
+  for (const bool adaptive : {false, true}) {
+    CombineJobOptions options = job_options(2, 2, milliseconds(2000));
+    options.cpu.adaptive = adaptive;
+    if (adaptive) options.cpu.blocks.compute = 5;
+    CombineJob job(options);
+    NetworkThread network(job.cluster(), 2);
+    const auto inputs = job.inputs(kPlain);
+    const auto results = launch_on(job, {0, 1, 2}, inputs);
+    expect_rank_3_named(results, "for rank 3: flag rows-indexed[local rank 1]");
+    // The operator stays broken.
+    const auto again = job.launch(0, inputs[0], false, Mode::kFused);
+    ASSERT_FALSE(again.stats);
+    EXPECT_EQ(again.stats.error(), results[0].stats.error());
+  }
 }
 
 TEST(CombineFailure, AbortWordsEndALaunchLongBeforeItsDeadline) {

@@ -208,6 +208,25 @@ TEST(MoeDispatchCpu, ALaunchBringsABiasIfTheShapeHasOneAndOnlyThen) {
   }
 }
 
+TEST(MoeDispatchCpu, AnAdaptivePartitionChangesNoBit) {
+  for (const auto& [nodes, locals] : {std::pair{1u, 1u}, {1u, 3u}, {2u, 1u}, {2u, 2u}}) {
+    MoeJobOptions options = two_by_two();
+    options.nodes = nodes;
+    options.locals = locals;
+    options.shape.rows_max = 0;
+    std::vector<MoeLaunch> launches = random_launches(32, nodes * 10 + locals);
+    for (MoeLaunch& launch : launches) launch.uneven = false;
+    std::vector<Workers RoleBlocks::*> roles{&RoleBlocks::pull};
+    if (nodes * locals > 1) roles.push_back(&RoleBlocks::share);
+    if (nodes > 1 && locals > 1) roles.push_back(&RoleBlocks::receive);
+    expect_same_bits_as_threads_go_over<MoeJob>(
+        options, roles, launches, [](const MoeRankResult& one, const MoeRankResult& other) {
+          return one.y == other.y && one.rows == other.rows && one.offsets == other.offsets;
+        });
+    if (HasFatalFailure()) return;
+  }
+}
+
 TEST(MoeDispatchCpu, ManyLaunchesBackToBackReadNoStaleFlag) {
   MoeJob job(two_by_two());
   NetworkThread network(job.cluster(), 6);

@@ -73,15 +73,20 @@ TEST(MoeDispatchFailure, TooManyRowsFailThatRankBeforeAnythingIsStoredAndNoOther
 }
 
 TEST(MoeDispatchFailure, AMissingRankIsNamed) {
-  MoeJob job(job_options(2, 2, milliseconds(2000)));
-  NetworkThread network(job.cluster(), 2);
-  const std::vector<std::uint32_t> capacity(4, job.plan().shape.rows_max);
-  const auto results = launch_on(job, {0, 1, 2}, {}, capacity);
-  expect_rank_3_named(results, "for rank 3: flag");
-  // The operator stays broken.
-  const auto again = job.launch(0, {}, capacity[0]);
-  ASSERT_FALSE(again.stats);
-  EXPECT_EQ(again.stats.error(), results[0].stats.error());
+  for (const bool adaptive : {false, true}) {
+    MoeJobOptions options = job_options(2, 2, milliseconds(2000));
+    options.cpu.adaptive = adaptive;
+    if (adaptive) options.cpu.blocks.compute = 5;
+    MoeJob job(options);
+    NetworkThread network(job.cluster(), 2);
+    const std::vector<std::uint32_t> capacity(4, job.plan().shape.rows_max);
+    const auto results = launch_on(job, {0, 1, 2}, {}, capacity);
+    expect_rank_3_named(results, "for rank 3: flag");
+    // The operator stays broken.
+    const auto again = job.launch(0, {}, capacity[0]);
+    ASSERT_FALSE(again.stats);
+    EXPECT_EQ(again.stats.error(), results[0].stats.error());
+  }
 }
 
 TEST(MoeDispatchFailure, AbortWordsEndALaunchLongBeforeItsDeadline) {

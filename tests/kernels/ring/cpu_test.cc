@@ -13,6 +13,7 @@
 #include "kernels/plan/account.h"
 #include "tests/kernels/ring/job.h"
 #include "tests/kernels/support/network.h"
+#include "tests/kernels/support/same_bits.h"
 
 namespace mk::kernels::testing {
 namespace {
@@ -112,6 +113,24 @@ TEST(RingAttentionCpu, SkewedRanksAndManyLaunches) {
       ASSERT_EQ(job.check(launches[i], results[i]), "") << "launch " << i << ", seed " << seed;
     }
     ASSERT_EQ(network.stop().complaint(), "");
+  }
+}
+
+TEST(RingAttentionCpu, AnAdaptivePartitionChangesNoBit) {
+  for (const auto& [nodes, locals] : {std::pair{1u, 2u}, {1u, 3u}, {2u, 1u}, {2u, 2u}}) {
+    for (const bool causal : {false, true}) {
+      const RingJobOptions options = job_options(nodes, locals, causal, nodes * 10 + locals);
+      RingJobOptions of_plan = options;
+      std::vector<RingLaunch> launches = random_launches(RingJob(of_plan).plan(), 32, nodes);
+      for (RingLaunch& launch : launches) launch.seq = options.shape.seq_max;
+      std::vector<Workers RoleBlocks::*> roles{&RoleBlocks::share};
+      if (nodes > 1 && locals > 1) roles.push_back(&RoleBlocks::receive);
+      expect_same_bits_as_threads_go_over<RingJob>(
+          options, roles, launches, [](const RingRankResult& one, const RingRankResult& other) {
+            return one.out == other.out && one.lse == other.lse;
+          });
+      if (HasFatalFailure()) return;
+    }
   }
 }
 

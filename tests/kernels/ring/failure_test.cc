@@ -46,14 +46,19 @@ bool contains(const std::string& text, std::string_view part) {
 }
 
 TEST(RingAttentionFailure, AMissingRankIsNamed) {
-  RingJob job(job_options(1, 3, milliseconds(1000)));
-  const auto errors = launch_on(job, {0, 1}, {80, 80, 80});
-  for (std::uint32_t rank : {0u, 1u}) {
-    EXPECT_TRUE(contains(errors[rank].message, "for rank 2: flag rows-ready") ||
-                contains(errors[rank].message, "on the same node failed"))
-        << errors[rank].message;
+  for (const bool adaptive : {false, true}) {
+    RingJobOptions options = job_options(1, 3, milliseconds(1000));
+    options.cpu.adaptive = adaptive;
+    if (adaptive) options.cpu.blocks.compute = 5;
+    RingJob job(options);
+    const auto errors = launch_on(job, {0, 1}, {80, 80, 80});
+    for (std::uint32_t rank : {0u, 1u}) {
+      EXPECT_TRUE(contains(errors[rank].message, "for rank 2: flag rows-ready") ||
+                  contains(errors[rank].message, "on the same node failed"))
+          << errors[rank].message;
+    }
+    EXPECT_TRUE(errors[0].code == ErrorCode::kTimeout || errors[1].code == ErrorCode::kTimeout);
   }
-  EXPECT_TRUE(errors[0].code == ErrorCode::kTimeout || errors[1].code == ErrorCode::kTimeout);
 }
 
 TEST(RingAttentionFailure, AMissingNodeIsNamed) {

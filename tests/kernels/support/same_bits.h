@@ -59,4 +59,59 @@ void expect_same_bits_in_any_partition(Options options, Workers RoleBlocks::*oth
   }
 }
 
+/// Likewise where threads go over between launches (kernels/cpu/adaptive_threads.h): from four
+/// times too few and too many of those that communicate, in the plan's proportions. `launches`: at
+/// least 20 fused ones of one height. `same(one, other)`: of two ranks' results.
+template <class Job, class Options, class LaunchPlan, class Same>
+void expect_same_bits_as_threads_go_over(Options options,
+                                         const std::vector<Workers RoleBlocks::*>& roles,
+                                         const std::vector<LaunchPlan>& launches, Same&& same) {
+  const auto others = [&](auto&& of) {
+    std::uint32_t all = 0;
+    for (const auto role : roles) all += of(role);
+    return all;
+  };
+  decltype(std::declval<Job&>().run(launches)) planned;
+  for (const auto& [compute, each] : {std::pair{1u, 1u}, {8u, 1u}, {1u, 4u}}) {
+    options.cpu.blocks.compute = compute;
+    for (const auto role : roles) options.cpu.blocks.*role = each;
+    options.cpu.adaptive = !planned.empty();
+    Job job(options);
+    for (std::uint32_t rank = 0; rank < job.size(); ++rank) job.op(rank).runner().set_trace(64);
+    NetworkThread network(job.cluster(), 5);
+    const auto results = job.run(launches, std::chrono::microseconds(200));
+    EXPECT_EQ(network.stop().complaint(), "");
+    const bool adaptive = !planned.empty();
+    if (!adaptive) planned = results;
+    const std::uint32_t first = others([&](auto) { return each; });
+    for (std::uint32_t rank = 0; rank < job.size(); ++rank) {
+      std::uint32_t before = first;
+      std::uint32_t moves = 0;
+      for (std::size_t i = 0; i < launches.size(); ++i) {
+        ASSERT_TRUE(results[i][rank].stats) << results[i][rank].stats.error().message;
+        ASSERT_TRUE(same(results[i][rank], planned[i][rank]))
+            << compute << ":" << each << ", launch " << i + 1 << ", rank " << rank;
+        const LaunchStats& stats = *results[i][rank].stats;
+        const PartitionStats& its = stats.partition;
+        ASSERT_EQ(its.first, its.last) << "roles stay within a launch";
+        if (!adaptive) {
+          ASSERT_EQ(its.last, 0u);
+          continue;
+        }
+        if (stats.mode == Mode::kUnfused) ASSERT_EQ(its.last, first) << "it has the first ones";
+        moves += its.last != before ? 1 : 0;
+        before = its.last;
+        ASSERT_EQ(its.moves, moves);
+        ASSERT_EQ(stats.role(Role::kCompute).blocks + its.last, compute + first);
+        ASSERT_GE(its.last, roles.size());
+      }
+      if (!adaptive) continue;
+      EXPECT_GE(moves, 1u) << "other numbers have been tried";
+      const auto steps = job.op(rank).runner().partition_steps();
+      ASSERT_EQ(steps.size(), 1u);
+      EXPECT_EQ(steps[0].target, before);
+    }
+  }
+}
+
 }  // namespace mk::kernels::testing
