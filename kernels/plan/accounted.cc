@@ -179,6 +179,8 @@ namespace {
 // Of experts, where ranks share a GPU and nothing is chosen.
 constexpr std::uint32_t kExperts = 36;
 constexpr std::uint32_t kExpertsReceive = 6;
+/// GEMM+Combine takes no more: no recorded launch is quicker with them.
+constexpr std::uint32_t kCombineMost = 108;
 
 bool has_receivers(std::uint32_t nodes, std::uint32_t locals) { return nodes > 1 && locals > 1; }
 
@@ -215,7 +217,8 @@ std::vector<AccountedGroups> groups_to_try(const Problem& problem, const Machine
   }
   if (problem.ranks_per_device > 1) return groups;
   const bool receives = problem.op == Op::kMoe && has_receivers(problem.nodes, problem.locals);
-  for (const std::uint32_t stream : {12u, 18u, 24u, 36u, 48u, 60u, 72u, 108u}) {
+  for (const std::uint32_t stream : {12u, 18u, 24u, 36u, 48u, 60u, 72u, 108u, 144u, 192u}) {
+    if (stream > kCombineMost && problem.op == Op::kCombine) break;
     for (const std::uint32_t receive : {6u, 12u, 24u, 48u}) {
       groups.push_back({stream, receives ? receive : 0});
       if (!receives) break;

@@ -157,12 +157,14 @@ Result<OrderNumbers> order_numbers(const Problem& problem, MachineKind kind,
     numbers.chunks = schedule.tokens().chunks(tokens) - 1;
     numbers.table_chunks = schedule.routing().chunks(tokens) - 1;
     numbers.tile_rows = plan.tile_m;
+    numbers.column_tiles = schedule.column_tiles();
   } else if (problem.op == Op::kCombine) {
     MK_ASSIGN_OR_RETURN(const CombinePlan plan, combine_plan(problem, candidate.tiling));
     const double any = 1 - std::pow(1 - 1.0 / problem.nodes, problem.experts.top_k);
     const CombineSchedule schedule(plan, world);
     numbers.chunks = schedule.chunks(static_cast<std::uint32_t>(std::ceil(tokens * any))) - 1;
     numbers.tile_rows = plan.tile_m;
+    numbers.column_tiles = schedule.column_tiles();
   }
   return numbers;
 }

@@ -32,6 +32,7 @@ struct OrderNumbers {
   std::uint32_t chunks = 1;        ///< of a rank's keys or tokens, or its sums for one node
   std::uint32_t table_chunks = 1;  ///< of its routing table
   std::uint32_t tile_rows = 1;     ///< of experts' rows
+  std::uint32_t column_tiles = 1;  ///< of their products
 };
 /// Headers' chunks are not counted.
 Result<OrderNumbers> order_numbers(const Problem& problem, MachineKind kind,

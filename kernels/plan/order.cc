@@ -10,7 +10,9 @@
 
 #include "kernels/comm/shard.h"
 #include "kernels/ops/combine/spec.h"
+#include "kernels/ops/moe/routing_shape.h"
 #include "kernels/ops/moe/schedule.h"
+#include "kernels/ops/moe/spec.h"
 #include "kernels/ops/ring/spec.h"
 #include "kernels/plan/experts.h"
 #include "kernels/plan/operator_work.h"
@@ -200,13 +202,34 @@ double ring_attention_us(const Problem& problem, const Machine& machine, const C
   return end;
 }
 
-/// By how many nodes at a time experts' rows are computed: tiles are half full at least.
-std::uint32_t nodes_of_tile(const Problem& problem, const OrderNumbers& numbers) {
-  const double of_node = double{1} * tokens_of_rank(problem) * problem.locals *
-                         problem.experts.top_k / std::max(1u, problem.experts.count);
-  const double nodes = std::ceil(numbers.tile_rows / 2.0 / std::max(1e-9, of_node));
-  return static_cast<std::uint32_t>(std::clamp(nodes, 1.0, double{1} * problem.nodes));
-}
+/// A rank's compute blocks, of which a free one takes the next tile.
+class ComputeBlocks {
+ public:
+  explicit ComputeBlocks(std::uint32_t blocks) {
+    for (std::uint32_t i = 0; i < std::max(1u, blocks); ++i) free_.push(0);
+  }
+  std::size_t count() const { return free_.size(); }
+  /// A tile that is ready then and takes so long.
+  void take(double ready, double us) {
+    const double end = std::max(free_.top(), ready) + us;
+    free_.pop();
+    free_.push(end);
+    end_ = std::max(end_, end);
+  }
+  double end() const { return end_; }
+
+ private:
+  std::priority_queue<double, std::vector<double>, std::greater<>> free_;
+  double end_ = 0;
+};
+
+/// A tile of one expert's rows, of all that the expert has.
+struct RowsOfTile {
+  double rows = 0;
+  std::uint32_t hops = 0;  ///< of its last row's token
+  double part = 0;         ///< of that node's tokens, with which the tile has all of its rows
+  std::uint32_t step = 0;
+};
 
 /// The largest of so many draws from a normal distribution, nearly.
 double largest_of(double draws) {
@@ -217,6 +240,38 @@ double largest_of(double draws) {
 double fullest_rank(const Problem& problem) {
   const double rows = double{1} * tokens_of_rank(problem) * problem.experts.top_k;
   return 1 + largest_of(problem.locals) / std::sqrt(std::max(1.0, rows));
+}
+
+/// As RoutingPlan::for_each_tile cuts them, where each node brings an expert `of_node` rows on
+/// average. `late`: by how many deviations its rows come later than that.
+std::vector<RowsOfTile> tiles_of_expert(const Problem& problem, const OrderNumbers& numbers,
+                                        double of_node, double late) {
+  constexpr double kLeast = 1e-6;
+  // Parts of a table come side by side from all of a node's ranks.
+  const std::uint32_t parts = div_up(tokens_of_rank(problem), RoutingShape::kPartTokens);
+  const std::uint32_t steps = moe_dispatch_cuda_way(problem.nodes).steps;
+  const double full = numbers.tile_rows;
+  const double all = of_node * problem.nodes;
+  const auto rows_by = [&](std::uint32_t part) {
+    const double there = double{1} * part / (problem.nodes * parts);
+    return std::clamp(all * there - late * std::sqrt(all * there * (1 - there)), 0.0, all);
+  };
+  std::vector<RowsOfTile> tiles;
+  std::uint32_t hops = 1;
+  std::uint32_t part = 1;
+  for (double row = 0; row < all - kLeast;) {
+    RowsOfTile tile;
+    tile.rows = std::min(full, all - row);
+    while (hops < problem.nodes && rows_by(hops * parts) < row + full / 2) ++hops;
+    if (hops < problem.nodes) tile.rows = std::min(tile.rows, rows_by(hops * parts) - row);
+    row += tile.rows;
+    while (part < problem.nodes * parts && rows_by(part) < row - kLeast) ++part;
+    tile.hops = (part - 1) / parts;
+    tile.part = double{1} * ((part - 1) % parts + 1) / parts;
+    tile.step = (part - 1) % parts * steps / parts;
+    tiles.push_back(tile);
+  }
+  return tiles;
 }
 
 double moe_dispatch_us(const Problem& problem, const Machine& machine, const Candidate& candidate,
@@ -244,40 +299,48 @@ double moe_dispatch_us(const Problem& problem, const Machine& machine, const Can
   for (double& chunk : own) chunk = std::max(chunk, tables.sent());
   tokens.begin(std::move(own));
   const double pass = problem.nodes > 1 ? terms.passed / (nodes - 1) : 0;
-  const std::uint32_t at_once = nodes_of_tile(problem, numbers);
-  // A node's tokens come in two steps. The first expert's rows go on as they come, the
-  // others' have all of them.
-  const double steps = at_once > 1 || problem.nodes == 1 ? 1 : 2;
-  constexpr double kPiecesMax = 4;
-  const double of_first = 1.0 / std::max(1u, problem.experts.count / problem.ranks());
-  const double rows_at_once = double{1} * tokens_of_rank(problem) * problem.experts.top_k *
-                              of_first * at_once / nodes / steps;
-  const double pieces = std::clamp(std::floor(rows_at_once / numbers.tile_rows), 1.0, kPiecesMax);
-  const double compute = time.compute * fullest_rank(problem);
-  double passed = 0, packed = planned, computed = planned;
-  std::vector<double> here = shared;
-  for (std::uint32_t first = 0; first < problem.nodes; first += at_once) {
-    const std::uint32_t end = std::min(problem.nodes, first + at_once);
-    for (std::uint32_t hop = std::max(1u, first); hop < end; ++hop) {
-      tokens.hop();
-      here = tokens.come();
-      for (double& chunk : here)
-        chunk = passed = std::max(passed, chunk) + pass / static_cast<double>(here.size());
-    }
-    const auto go_on = [&](double tokens_here, double part) {
-      const double chunk = std::ceil(static_cast<double>(here.size()) * tokens_here) - 1;
-      packed = std::max(packed, here[static_cast<std::size_t>(std::max(0.0, chunk))]) +
-               terms.packed * part;
-      computed = std::max(computed, packed) + compute * part;
-    };
-    const double part = (end - first) / nodes / steps;
-    for (double step = 0; step < steps; ++step) {
-      for (double piece = 1; piece <= pieces; ++piece)
-        go_on((step + piece / pieces) / steps, part * of_first / pieces);
-      go_on((step + 1) / steps, part * (1 - of_first));
-    }
+  std::vector<std::vector<double>> here{shared};  // by hops
+  double passed = 0;
+  for (std::uint32_t hop = 1; hop < problem.nodes; ++hop) {
+    tokens.hop();
+    here.push_back(tokens.come());
+    for (double& chunk : here.back())
+      chunk = passed = std::max(passed, chunk) + pass / static_cast<double>(here.back().size());
   }
-  return std::max(computed, tokens.sent());
+  // The fullest rank: its experts have more rows.
+  const double experts = std::max(1u, problem.experts.count / problem.ranks());
+  const double rows = double{1} * tokens_of_rank(problem) * problem.experts.top_k;
+  const double of_node = rows * fullest_rank(problem) / experts / nodes;
+  const std::vector<RowsOfTile> tiles = tiles_of_expert(problem, numbers, of_node, 0);
+  const std::vector<RowsOfTile> late_tiles =
+      tiles_of_expert(problem, numbers, of_node, largest_of(problem.locals * experts));
+  ComputeBlocks blocks(candidate.compute_blocks);
+  const double row_us =
+      time.compute / rows / numbers.column_tiles * static_cast<double>(blocks.count());
+  double packed = planned;
+  std::size_t next = 0, next_late = 0;
+  const auto pack = [&](const std::vector<RowsOfTile>& of_expert, std::size_t begin,
+                        std::uint32_t hops, std::uint32_t step) {
+    std::size_t i = begin;
+    for (; i < of_expert.size() && of_expert[i].hops == hops && of_expert[i].step == step; ++i) {
+      const RowsOfTile& tile = of_expert[i];
+      const std::vector<double>& chunks = here[hops];
+      const double chunk = std::ceil(static_cast<double>(chunks.size()) * tile.part) - 1;
+      packed = std::max(packed + terms.packed * tile.rows / rows,
+                        chunks[static_cast<std::size_t>(std::max(0.0, chunk))]);
+      for (std::uint32_t column = 0; column < numbers.column_tiles; ++column)
+        blocks.take(packed, row_us * tile.rows);
+    }
+    return i;
+  };
+  const std::uint32_t steps = moe_dispatch_cuda_way(problem.nodes).steps;
+  for (std::uint32_t key = 0; key < problem.nodes * steps; ++key) {
+    const std::size_t begin = next;
+    next_late = pack(late_tiles, next_late, key / steps, key % steps);
+    for (double expert = 1; expert < experts; ++expert)
+      next = pack(tiles, begin, key / steps, key % steps);
+  }
+  return std::max(blocks.end(), tokens.sent());
 }
 
 double combine_us(const Problem& problem, const Machine& machine, const Candidate& candidate,

@@ -208,12 +208,14 @@ MK_HOST_DEVICE inline bool await_tiles(MoeDispatchBlock<Executor>& block) {
   return block.await_plan() && (block.launch.mode != Mode::kUnfused || block.await_pulled());
 }
 
-/// Computes tiles `index`, `index` + compute blocks, ... of this rank's order.
+/// Computes tiles `index`, `index` + compute blocks, ... of this rank's order; or, where the
+/// executor has them taken (gather/steps.h), after the first the next that no block has.
 template <class Executor>
 MK_HOST_DEVICE inline bool compute(MoeDispatchBlock<Executor>& block) {
   if (!await_tiles(block)) return false;
   const std::uint64_t steps = block.schedule.steps(block.row_tiles());
-  for (std::uint64_t step = block.index; step < steps; step += block.launch.blocks.compute) {
+  for (std::uint32_t step = block.index; step < steps;
+       step = gather::next_step(block, step, block.launch.blocks.compute, /*taken=*/true)) {
     const std::uint32_t row_tile = block.schedule.row_tile_at(step);
     if (block.stopped() || !block.await_packed(row_tile)) return false;
     const std::uint64_t begin = block.span_begin();
@@ -223,8 +225,7 @@ MK_HOST_DEVICE inline bool compute(MoeDispatchBlock<Executor>& block) {
       block.stop();
       return false;
     }
-    block.span_end(begin, SpanKind::kTile, static_cast<std::uint32_t>(step), 0,
-                   block.last_source(tile));
+    block.span_end(begin, SpanKind::kTile, step, 0, block.last_source(tile));
   }
   block.publish_done(block.launch.blocks.compute);
   return true;

@@ -90,6 +90,50 @@ TEST_P(RecordedExperts, TheChoiceAmongThemIsNearTheBest) {
   }
 }
 
+// Launches of partition_bench: other shapes, with a quarter to four times the number then chosen.
+// With few tiles Dispatch+GEMM gains more by warpgroups than the model has it.
+TEST(RecordedPartitions, TheChoiceAmongThemIsNearTheBest) {
+  const Machine machine = shipped_machine("H200").value();
+  for (const Op op : {Op::kMoe, Op::kCombine}) {
+    double logs = 0, worst = 1;
+    int count = 0;
+    for (const char* name : {"partition_h200_1x2.json", "partition_h200_2x1.json"}) {
+      std::ifstream file(std::string(MK_RESULTS "/") + name);
+      const auto json = nlohmann::json::parse(file);
+      for (const auto& row : json.at("rows")) {
+        if (row.at("op") != name_of(op)) continue;
+        const std::uint32_t ranks = row.at("ranks");
+        const std::uint32_t nodes = row.at("nodes");
+        const std::vector<std::uint32_t> shape = row.at("shape");  // tokens, hidden, features
+        Problem problem = problem_of(op, nodes, ranks / nodes,
+                                     op == Op::kMoe ? Shape{ranks * shape[0], shape[2], shape[1]}
+                                                    : Shape{ranks * shape[0], shape[1], shape[2]});
+        problem.experts = {row.at("experts"), row.at("top_k")};
+        double best = HUGE_VAL, least = HUGE_VAL, chosen = 0;
+        for (const auto& [side, one] : row.at("partitions").items()) {
+          if (side.starts_with("adaptive")) continue;
+          const double us = one.at("us").at("median");
+          best = std::min(best, us);
+          Candidate candidate = accounted_candidate(problem, {one.at("stream_groups"), 0});
+          ASSERT_TRUE(place_warpgroups(problem, machine, candidate));
+          const double predicted = predict(problem, machine, candidate).total;
+          if (predicted >= least) continue;
+          least = predicted;
+          chosen = us;
+        }
+        logs += std::log(chosen / best);
+        worst = std::max(worst, chosen / best);
+        ++count;
+      }
+    }
+    std::cout << "partitions of " << name_of(op) << ": geometric mean " << std::exp(logs / count)
+              << ", worst " << worst << "\n";
+    EXPECT_EQ(count, 6);
+    EXPECT_LE(std::exp(logs / count), op == Op::kMoe ? 1.05 : 1.03) << name_of(op);
+    EXPECT_LE(worst, op == Op::kMoe ? 1.18 : 1.10) << name_of(op);
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Worlds, RecordedExperts,
                          testing::Values(Sweep{"moe_h200_1x1_sweep.json", 1, 1, 7},
                                          Sweep{"moe_h200_1x2_sweep.json", 1, 2, 5},

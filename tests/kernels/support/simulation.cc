@@ -143,7 +143,7 @@ void Simulation::drive(Rank& rank, std::size_t threads) {
     op_.begin(rank.index);
     if (!await_records_free(launch)) return fail(rank);
     announce_launch(launch);
-    for (const Role role : {Role::kShare, Role::kReduce, Role::kReceive})
+    for (const Role role : {Role::kCompute, Role::kShare, Role::kReduce, Role::kReceive})
       rank.parts_done.erase({role, kStepsTaken});
     rank.started = epoch;
     fibers_.changed();

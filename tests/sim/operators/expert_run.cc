@@ -47,6 +47,7 @@ class MoeExecutor : public VirtualExecutor {
       return move(rank_->memory, double{1} * job.rows * job.row_bytes, costs_->pull);
     VirtualExecutor::copy(job, role_ == Role::kShare && launch_.plan.nodes > 1);
   }
+  std::uint32_t take_step(Role role) { return rank_->steps_taken[role]++; }
   /// Rows are looked at twice: how many there are, and where each goes.
   void count(const RoutingPlan& plan, std::uint32_t part, const RoutingTable& table) {
     plan.count(part, table);

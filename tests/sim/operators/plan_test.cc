@@ -124,14 +124,24 @@ INSTANTIATE_TEST_SUITE_P(Operators, OfRing, ::testing::Values(plan::Op::kRing),
                          [](const auto& one) { return std::string(plan::name_of(one.param)); });
 
 // The simulated tokens draw their experts; the model knows what that comes to on average.
-class OfExperts : public Prediction {};
+class OfExperts : public Prediction {
+ protected:
+  double share_within(double within) const {
+    const auto close = std::count_if(errors_.begin(), errors_.end(),
+                                     [=](double error) { return error <= within; });
+    return static_cast<double>(close) / static_cast<double>(errors_.size());
+  }
+};
 TEST_P(OfExperts, IsCloseToTheSimulationOfDrawnExperts) {
+  const bool dispatch = GetParam() == plan::Op::kMoe;
   constexpr double kSlackUs = 20;
-  predict({1, 2, 3, 4, 8, 16, 32, 64, 128, 256, 512, 1024}, 3, 1.5 * kWithin,
-          kernels::Exchange::kAuto, kSlackUs);
-  const auto close =
-      std::count_if(errors_.begin(), errors_.end(), [](double error) { return error <= kWithin; });
-  EXPECT_GE(static_cast<double>(close), 0.85 * static_cast<double>(errors_.size()));
+  // Some rank may have one tile more than the average at the end. In two launches of Dispatch+GEMM
+  // that tile takes 12% and 17% of the time.
+  const double within = dispatch ? 2 * kWithin : 1.5 * kWithin;
+  const double slack_us = dispatch ? 0 : kSlackUs;
+  predict({1, 2, 3, 4, 8, 16, 32, 64, 128}, 3, within, kernels::Exchange::kAuto, slack_us);
+  predict({256, 512, 1024}, dispatch ? 1 : 3, within, kernels::Exchange::kAuto, slack_us);
+  EXPECT_GE(share_within(kWithin), dispatch ? 0.93 : 0.85);
 }
 INSTANTIATE_TEST_SUITE_P(Operators, OfExperts,
                          ::testing::Values(plan::Op::kMoe, plan::Op::kCombine),

@@ -32,6 +32,7 @@ struct RankState {
   std::uint32_t running = 0;
   double end_us = 0;
   Server memory, tables, plan, share, pass_on, sum_sent, sum_come, link;
+  std::map<kernels::Role, std::uint32_t> steps_taken;
   /// Parts done of a role's chunk.
   std::map<std::pair<kernels::Role, std::uint32_t>, std::uint32_t> parts_done;
 };
