@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "kernels/comm/shard.h"
+#include "kernels/cuda/core/attention_items.h"
 #include "kernels/ops/combine/spec.h"
 #include "kernels/ops/moe/routing_shape.h"
 #include "kernels/ops/moe/schedule.h"
@@ -169,29 +170,51 @@ double ring_attention_us(const Problem& problem, const Machine& machine, const C
     return chunks_here[static_cast<std::size_t>(std::max(0.0, chunk))];
   };
 
-  // A free block takes the next item. Items go head by head, under a mask the longest of several
-  // heads first.
-  const std::uint32_t group = problem.shape.n / std::max(1u, key_heads);
+  // A free block takes the next item. Items go head by head, under a mask key head by key head, the
+  // longest first.
+  const bool causal = problem.heads.causal;
+  const auto group = static_cast<int>(problem.shape.n / std::max(1u, key_heads));
+  const auto of_head = static_cast<int>(tiles);
+  const auto sections = cuda::HeadSections::of(
+      static_cast<int>(batch * problem.shape.n), causal ? group : 1, of_head,
+      causal ? cuda::HeadSections::kLastOfBlock * static_cast<int>(blocks) : 0);
+  // Under a mask the first rank's items differ most: its first part sees its own keys alone, its
+  // last part nearly all. What an item takes with its rank's keys, and with another rank's:
+  struct Item {
+    double own = 0;
+    double other = 0;
+  };
+  const auto item_of = [&](int row) -> Item {
+    if (!causal) {
+      const double rows = std::min(1.0, (part - double{1} * row * tile) / tile);
+      const double each = rows_us * rows * tile / part / ranks;
+      return {each, each};
+    }
+    const double of_part = tiles / 2.0;
+    const double half = row < of_part ? 0 : 1;
+    const double of_keys = rows_us / tiles / ranks;  // a part's, which all of its rows see
+    return {of_keys * (half + (row - half * of_part + 0.5) / of_part), of_keys * 2 * half};
+  };
   std::priority_queue<double, std::vector<double>, std::greater<>> free;
   for (double block = 0; block < blocks; ++block) free.push(0);
   const double values = std::clamp(std::ceil(chunks / pairs / 2), 1.0, 8.0);
   double end = 0;
-  for (double number = 0; number < items; ++number) {
-    const double head = std::floor(number / tiles);
-    const double first_row = (number - head * tiles) * tile;
-    const double heads = problem.heads.causal ? pairs : std::floor(head / group) + 1;
-    const double item = problem.heads.causal
-                            ? rows_us / tiles
-                            : rows_us * std::min(1.0, (part - first_row) / tile) * tile / part;
-    double now = free.top() + item / ranks;
+  for (int number = 0; number < items; ++number) {
+    const cuda::HeadSections::Place place = sections.place_of(number, of_head);
+    const int head = place.first + (causal ? place.within % place.heads : place.within / of_head);
+    const int row = causal ? of_head - 1 - place.within / place.heads : place.within % of_head;
+    const double heads = head / group + 1;
+    const Item item = item_of(row);
+    double now = free.top() + item.own;
     free.pop();
     // A head's keys come first, then its values, by which an item goes on.
     // By then those of the node's other ranks are there, too.
     const auto meet = [&](const std::vector<double>& chunks_here, double of_ranks) {
+      if (item.other <= 0) return;
       for (double part_of = 1; part_of <= values; ++part_of)
         now = std::max(now, at(chunks_here, heads - 0.5 + 0.5 * part_of / values)) +
-              item / ranks / values;
-      now += item / ranks * (of_ranks - 1);
+              item.other / values;
+      now += item.other * (of_ranks - 1);
     };
     if (problem.locals > 1) meet(keys.own, targets);
     for (const auto& chunks_here : keys.passed) meet(chunks_here, problem.locals);

@@ -112,7 +112,8 @@ class RingExecutor : public VirtualExecutor {
 /// (kernels/ops/ring/items.h). A dealer hands the items out.
 class RingItemsOnGpu {
  public:
-  RingItemsOnGpu(const RingAttentionPlan& plan, const World& world, std::uint32_t seq)
+  RingItemsOnGpu(const RingAttentionPlan& plan, const World& world, std::uint32_t seq,
+                 std::uint32_t blocks)
       : plan_(plan),
         world_(world),
         schedule_(plan, world, seq, Mode::kFused),
@@ -129,9 +130,11 @@ class RingItemsOnGpu {
       ahead_[half] = static_cast<int>(part.first) - static_cast<int>(row);
       row += part.count;
     }
-    // Keys of all heads together are taken to fit in L2.
-    const int heads = params_.batch * params_.heads;
-    params_.sections = {heads, plan.causal ? heads : 1, plan.causal ? 0 : heads};
+    const int last =
+        plan.causal ? cuda::HeadSections::kLastOfBlock * static_cast<int>(blocks) : 0;
+    params_.sections = cuda::HeadSections::of(
+        params_.batch * params_.heads, cuda::ring_section(plan, world, seq),
+        params_.parts.tiles[0] + params_.parts.tiles[1], last);
   }
 
   bool run(RingAttentionBlock<RingExecutor>& block) {
@@ -210,7 +213,9 @@ class RingRun : public PlannedRun<RingAttentionPlan, RingAttentionLaunch> {
     const HeadTensor tensor{launch.context.workspaces[world.local], plan_.key_heads * line,
                             pairs * line, line};
     launch.keys_values = KeySource::of(plan_, tensor, tensor, schedule.rows(world.rank()));
-    if (gpu_) items_.push_back(std::make_unique<RingItemsOnGpu>(plan_, world, launch.m));
+    if (gpu_)
+      items_.push_back(
+          std::make_unique<RingItemsOnGpu>(plan_, world, launch.m, setup_.blocks.compute));
   }
   bool run_role(std::uint32_t rank, Role role, std::uint32_t index, BlockTotals& totals,
                 VirtualThreads& threads, RankState& state, const Costs& costs) override {
