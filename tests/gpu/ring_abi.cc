@@ -47,6 +47,7 @@ class Ring {
                         kernels::cuda::planned_ring_tiling(world.nodes, world.locals, shape,
                                                            job->machine.sms, *job, options));
     if (tiling.engines && from.heads_together != 0) tiling.heads_together = from.heads_together;
+    if (from.window_pairs != 0) tiling.window_pairs = from.window_pairs;
     MK_ASSIGN_OR_RETURN(const auto plan,
                         kernels::RingAttentionPlan::make(world.nodes, world.locals, shape, tiling));
     options.stream_groups = kernels::Warpgroups{from.stream_groups};

@@ -16,6 +16,7 @@ struct MkRingShape {
   /// Keys come within a node by: 0: the planner's choice, 1: copy engines, 2: groups. Engines have
   /// `heads_together`, 0: chosen.
   std::uint32_t transport, heads_together;
+  std::uint32_t window_pairs;  ///< RingAttentionTiling; 0: the operator's own choice
 };
 
 /// The operator of every rank for launches of shape.seq rows; null: mk_world_error().

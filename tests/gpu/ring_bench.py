@@ -3,6 +3,7 @@
 
     ring_bench.py --library libring_abi.so --nodes 1 --locals 2 [--set paper|causal|heads|d64|batch|long]...
                   [--only TEXT] [--up-to ROWS] [--trace] [--streams G,G,...] [--transports chosen,engines,engines4,warpgroups]
+                  [--windows PAIRS,PAIRS,...]
                   [--link-bandwidth 50GB/s] [--seconds S] [--json FILE]
 
 One GPU a rank. Needs PyTorch, and FlashAttention-3 (PyPI fa3-fwd). The work of one launch of all ranks is held until
@@ -11,6 +12,7 @@ all of it is queued, and a launch takes as long as its slowest rank. The sides:
   fused          Ring Attention; fused_gN: with N warpgroups that share rows (--streams)
   fused_engines, fused_warpgroups   by copy engines or by warpgroups within the node, whatever the planner chooses
                  (--transports); fused_enginesN: of N key heads together
+  fused_wN       with a workspace for N pairs of K and V (--windows), by warpgroups
   unfused        its own unfused form
   core_*         a rank's queries over all keys, which are there: ours, fa3, cudnn (without a mask)
   gather         K and V of all ranks to every rank: NCCL's all-gather; under a mask its sends and receives, so that rows
@@ -18,6 +20,9 @@ all of it is queued, and a launch takes as long as its slowest rank. The sides:
   gather_fa3, gather_cudnn   the one after the other
   ring_fa3_mN    FlashAttention-3 over each shard beside NCCL's sends and receives (or the rails), then one merge in
                  fp32; with N SMs left to the communication
+
+Launches of 96K rows and more take a second and longer. So nothing else warms up there, and of cores, and of what follows a
+gather, only the fastest runs three times.
 
 The bound is max(core, network, NVLink): the fastest core, what a rank sends at the rail's rate, and what it gets of its
 node at 450 GB/s. Results are judged against float64: every row of some heads up to 12288 keys, above that 512 rows of
@@ -52,6 +57,8 @@ EVERY_ROW_UP_TO = 12288
 HEADS_JUDGED = 8
 COMPUTE, WAIT = 0, 5  # Role and SpanKind
 SHOWN = 16
+LONG_FLOPS = 5e14
+BACKENDS = ("fa3", "cudnn")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,13 +89,13 @@ def cases_of(which):
         return [Case(16, 16, 16, 64, s, causal) for s in lengths[1:3] for causal in (False, True)]
     if which == "batch":
         return [Case(4, 32, 8, 128, s, causal) for s in lengths[1:3] for causal in (False, True)]
-    return [Case(16, 16, 16, 128, 96 * k, False)]
+    return [Case(16, 16, 16, 128, s, False) for s in (96 * k, 192 * k)]
 
 
 class Ranks:
     """The tensors of all ranks, and the sides that compute them."""
 
-    def __init__(self, world, case, streams, transports, kept):
+    def __init__(self, world, case, streams, transports, windows, kept):
         self.world, self.case, self.kept = world, case, kept
         size = world.size
         self.rows = case.seq // size
@@ -106,6 +113,8 @@ class Ranks:
             transport = 2 if name == "warpgroups" else 1
             together = int(name.removeprefix("engines") or 0) if transport == 1 else 0
             self.rings[f"fused_{name}"] = self.make_ring(0, transport, together)
+        for pairs in windows:
+            self.rings[f"fused_w{pairs}"] = self.make_ring(0, 2, 0, pairs)
         self.ring = next(iter(self.rings.values()))
         self.shards = Shards(world, case, self.k, self.v, kept)
         self.part, self.parts_each, self.positions = self.shards.part, self.shards.parts_each, self.shards.positions
@@ -115,15 +124,15 @@ class Ranks:
         pairs = self.rows * case.seq * (0.5 if case.causal else 1)
         self.flops = 4.0 * case.batch * pairs * case.dim * case.query_heads  # of a rank
         self.plans = self.make_plans()
-        self.sides = {}
+        self.sides, self.first = {}, {}
         self.add_sides()
 
     # What each rank has.
 
-    def make_ring(self, groups, transport=0, together=0):
+    def make_ring(self, groups, transport=0, together=0, window=0):
         case = self.case
         shape = Shape(0, case.batch, case.query_heads, case.key_heads, case.dim, int(case.causal), case.seq, groups, transport,
-                      together)
+                      together, window)
         ring = self.world.c.mk_ring_create(self.world.handle, ctypes.byref(shape))
         self.world.require(not ring)
         self.kept.callback(self.world.c.mk_ring_destroy, ring)
@@ -232,7 +241,7 @@ class Ranks:
             return
         self.sides["unfused"] = lambda: self.launch(self.ring, True)
         self.sides["gather"] = self.shards.gather
-        for name in ("fa3", "cudnn"):
+        for name in BACKENDS:
             if f"core_{name}" in self.sides:
                 core = self.sides[f"core_{name}"]
                 self.sides[f"gather_{name}"] = lambda core=core: self.both(core)
@@ -244,22 +253,28 @@ class Ranks:
 
     def try_side(self, name, side):
         try:
-            self.world.time(side, False)
+            self.first[name] = self.world.time(side, False)
             self.sides[name] = side
         except Exception as error:  # noqa: BLE001 - whatever a peer may say
             print(f"{name}: {str(error)[:300]}", file=sys.stderr)
 
+    def first_us(self, name):
+        """Microseconds of a launch that follows another one of the side; of its first one where that takes long."""
+        if self.flops > LONG_FLOPS:
+            return self.first.get(name) or self.world.time(self.sides[name])
+        self.world.time(self.sides[name], False)
+        return self.world.time(self.sides[name])
+
     def time(self, seconds):
         """Microseconds of every turn. Of the ring's margins only the fastest goes on."""
-        first = {}
-        for name, side in self.sides.items():
-            self.world.time(side, False)
-            first[name] = self.world.time(side)
+        first = {name: self.first_us(name) for name in self.sides}
         if self.world.nodes > 1:
             self.shards.rails.right()  # what was missed while kernels were loaded
-        slower = sorted((name for name in first if name.startswith("ring_fa3")), key=first.get)[1:]
-        for name in slower:
-            del self.sides[name]
+        rivals = [[name for name in first if name.startswith("ring_fa3")]]
+        if self.flops > LONG_FLOPS:
+            rivals += [[f"{kind}_{name}" for name in BACKENDS if f"{kind}_{name}" in first] for kind in ("core", "gather")]
+        for slower in (name for some in rivals for name in sorted(some, key=first.get)[1:]):
+            del self.sides[slower]
         turns = max(3, min(11, round(seconds * 1e6 / sum(first[name] for name in self.sides))))
         times = {name: [] for name in self.sides}
         for _ in range(turns):
@@ -339,8 +354,8 @@ class Ranks:
                 o.fill_(float("nan"))
                 torch.cuda.synchronize(o.device)
             self.world.time(side)
-            found[name] = max((one.float() - other.float()).abs().max().nan_to_num(nan=1e30).item()
-                              for one, other in zip(self.o, self.other_o))
+            found[name] = max((one.float() - other.float()).abs().max().nan_to_num(nan=1e30).item()  # fp32 of all may not fit
+                              for all_one, all_other in zip(self.o, self.other_o) for one, other in zip(all_one, all_other))
         return found
 
 
@@ -400,8 +415,8 @@ def row_of(world, ranks, times, link_bytes_per_us):
     return row
 
 
-def measure(world, case, kept, streams, transports, seconds, link_bytes_per_us, traced):
-    ranks = Ranks(world, case, streams, transports, kept)
+def measure(world, case, kept, streams, transports, windows, seconds, link_bytes_per_us, traced):
+    ranks = Ranks(world, case, streams, transports, windows, kept)
     times = ranks.time(seconds)
     row = row_of(world, ranks, times, link_bytes_per_us)
     worst, stats = ranks.judge()
@@ -436,6 +451,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     world_bench.add_options(parser, ["paper", "causal", "heads", "d64", "batch", "long"], up_to="rows of the sequence", streams="share rows")
     parser.add_argument("--transports", default="chosen", help="chosen, engines, enginesN (N heads together), warpgroups: as many as wanted")
+    parser.add_argument("--windows", default="", help="pairs of K and V that the workspace has room for: as many as wanted")
     parser.add_argument("--trace", action="store_true", help="into the JSON: when SMs compute and wait")
     arguments = parser.parse_args()
     world = World(arguments.library, arguments.nodes, arguments.locals, arguments.link_bandwidth, FUNCTIONS)
@@ -443,10 +459,11 @@ def main():
 
     streams, link = world_bench.streams_of(arguments), world_bench.link_bytes_per_us(arguments)
     transports = [one for one in arguments.transports.split(",") if one != "chosen"]
+    windows = [int(one) for one in arguments.windows.split(",") if one]
     cases = (case for which in arguments.set or ["paper"] for case in cases_of(which) if case.seq <= arguments.up_to)
     world_bench.run(arguments, cases, text_of=text_of, machine=attention_bench.machine,
-                    measure=lambda case, kept: measure(world, case, kept, streams, transports, arguments.seconds, link,
-                                                       arguments.trace),
+                    measure=lambda case, kept: measure(world, case, kept, streams, transports, windows, arguments.seconds,
+                                                       link, arguments.trace),
                     right=lambda row: row["worst_over_bound"] <= 1)
 
 

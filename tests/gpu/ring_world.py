@@ -6,7 +6,7 @@ class Shape(ctypes.Structure):
     _fields_ = ([("dtype", ctypes.c_int)]
                 + [(name, ctypes.c_uint32) for name in ("batch", "query_heads", "key_heads", "head_dim", "causal")]
                 + [("seq", ctypes.c_uint64)]
-                + [(name, ctypes.c_uint32) for name in ("stream_groups", "transport", "heads_together")])
+                + [(name, ctypes.c_uint32) for name in ("stream_groups", "transport", "heads_together", "window_pairs")])
 
 
 class Tensors(ctypes.Structure):
