@@ -179,10 +179,10 @@ double ring_attention_us(const Problem& problem, const Machine& machine, const C
       static_cast<int>(batch * problem.shape.n), causal ? group : 1, of_head,
       causal ? cuda::HeadSections::kLastOfBlock * static_cast<int>(blocks) : 0);
   // Under a mask the first rank's items differ most: its first part sees its own keys alone, its
-  // last part nearly all. What an item takes with its rank's keys, and with another rank's:
+  // last part nearly all.
   struct Item {
-    double own = 0;
-    double other = 0;
+    double own = 0;    ///< with its rank's keys, us
+    double other = 0;  ///< with another rank's
   };
   const auto item_of = [&](int row) -> Item {
     if (!causal) {

@@ -130,11 +130,10 @@ class RingItemsOnGpu {
       ahead_[half] = static_cast<int>(part.first) - static_cast<int>(row);
       row += part.count;
     }
-    const int last =
-        plan.causal ? cuda::HeadSections::kLastOfBlock * static_cast<int>(blocks) : 0;
-    params_.sections = cuda::HeadSections::of(
-        params_.batch * params_.heads, cuda::ring_section(plan, world, seq),
-        params_.parts.tiles[0] + params_.parts.tiles[1], last);
+    const int last = plan.causal ? cuda::HeadSections::kLastOfBlock * static_cast<int>(blocks) : 0;
+    params_.sections =
+        cuda::HeadSections::of(params_.batch * params_.heads, cuda::ring_section(plan, world, seq),
+                               params_.parts.tiles[0] + params_.parts.tiles[1], last);
   }
 
   bool run(RingAttentionBlock<RingExecutor>& block) {
