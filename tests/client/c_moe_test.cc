@@ -13,38 +13,63 @@
 namespace mk {
 namespace {
 
+std::uint16_t bf16(float value) { return tools::from_float(DataType::kBf16, value); }
+
+/// Two tokens, hidden and features of 8.
+template <class Shape>
+Shape small_shape(std::uint32_t experts, std::uint32_t top_k) {
+  auto shape = sized<Shape>();
+  shape.tokens_max = 2;
+  shape.hidden = shape.features = 8;
+  shape.experts = experts;
+  shape.top_k = top_k;
+  shape.dtype = MK_BF16;
+  return shape;
+}
+/// Expert e of three multiplies by e + 1 (times the unit matrix).
+Elements multiplying_experts() {
+  Elements weights(3 * 64, 0);
+  for (std::uint32_t expert = 0; expert < 3; ++expert) {
+    for (std::uint32_t i = 0; i < 8; ++i)
+      weights[expert * 64 + i * 9] = bf16(static_cast<float>(expert + 1));
+  }
+  return weights;
+}
+/// Both tokens' experts, and the rows that these then have.
+constexpr std::int32_t kIds[] = {2, 0, 2, -1};
+constexpr mk_moe_row kRows[] = {{0, 0, 1, 0.5f}, {0, 0, 0, 0.25f}, {0, 1, 0, 0.75f}};
+
+mk_moe_arguments moe_arguments(const Elements& tokens, const std::int32_t* ids,
+                               const float* routing, const Elements& weights, Elements& y) {
+  auto arguments = sized<mk_moe_arguments>();
+  arguments.tokens = tokens.data();
+  arguments.ids = ids;
+  arguments.weights = routing;
+  arguments.count = 2;
+  arguments.expert_weights = weights.data();
+  arguments.y = y.data();
+  arguments.capacity = y.size() / 8;
+  return arguments;
+}
+
 TEST(CApiCombine, SumsTheRowsOfEveryToken) {
   const auto cluster = cluster_of(1);
   mk_session* const session = attach(*cluster, 1, 0);
-  auto shape = sized<mk_combine_shape>();
-  shape.tokens_max = 2;
-  shape.hidden = shape.features = 8;
-  shape.experts = 3;
-  shape.top_k = 2;
-  shape.dtype = MK_BF16;
+  auto shape = small_shape<mk_combine_shape>(3, 2);
   shape.partials = MK_PARTIALS_F32;
   mk_op* const op = create(session, "combine", &shape);
 
-  // Rows of ones; expert e multiplies by e + 1 (times the unit matrix).
-  const Elements y(3 * 8, tools::from_float(DataType::kBf16, 1));
-  Elements weights(3 * 64, 0), out(16, 0xffff);
-  const Elements residual(16, tools::from_float(DataType::kBf16, 10));
-  for (std::uint32_t expert = 0; expert < 3; ++expert) {
-    for (std::uint32_t i = 0; i < 8; ++i)
-      weights[expert * 64 + i * 9] =
-          tools::from_float(DataType::kBf16, static_cast<float>(expert + 1));
-  }
-  const mk_moe_row rows[] = {{0, 0, 1, 0.5f}, {0, 0, 0, 0.25f}, {0, 1, 0, 0.75f}};
+  const Elements y(3 * 8, bf16(1)), weights = multiplying_experts(), residual(16, bf16(10));
+  Elements out(16, 0xffff);
   const std::uint32_t offsets[] = {0, 1, 1, 3};
-  const std::int32_t ids[] = {2, 0, 2, -1};
   auto arguments = sized<mk_combine_arguments>();
   arguments.y = y.data();
-  arguments.rows = rows;
+  arguments.rows = kRows;
   arguments.row_count = 3;
   arguments.expert_offsets = offsets;
   arguments.expert_offset_count = 4;
   arguments.expert_weights = weights.data();
-  arguments.ids = ids;
+  arguments.ids = kIds;
   arguments.count = 2;
   arguments.residual = residual.data();
   arguments.out = out.data();
@@ -73,33 +98,15 @@ TEST(CApiCombine, SumsTheRowsOfEveryToken) {
 TEST(CApiMoe, SendsTokensToTheirExperts) {
   const auto cluster = cluster_of(1);
   mk_session* const session = attach(*cluster, 1, 0);
-  auto shape = sized<mk_moe_shape>();
-  shape.tokens_max = 2;
-  shape.hidden = shape.features = 8;
-  shape.experts = 3;
-  shape.top_k = 2;
-  shape.dtype = MK_BF16;
+  auto shape = small_shape<mk_moe_shape>(3, 2);
   mk_op* const op = create(session, "moe", &shape);
 
-  // Tokens of ones and of twos; expert e multiplies by e + 1 (times the unit matrix).
-  Elements tokens(16), weights(3 * 64, 0), y(4 * 8, 0xffff);
-  for (std::uint32_t i = 0; i < 16; ++i)
-    tokens[i] = tools::from_float(DataType::kBf16, i < 8 ? 1.0f : 2.0f);
-  for (std::uint32_t expert = 0; expert < 3; ++expert) {
-    for (std::uint32_t i = 0; i < 8; ++i)
-      weights[expert * 64 + i * 9] =
-          tools::from_float(DataType::kBf16, static_cast<float>(expert + 1));
-  }
-  const std::int32_t ids[] = {2, 0, 2, -1};
+  // Tokens of ones and of twos.
+  Elements tokens(8, bf16(1)), y(4 * 8, 0xffff);
+  tokens.resize(16, bf16(2));
+  const Elements weights = multiplying_experts();
   const float routing[] = {0.25f, 0.5f, 0.75f, 1.0f};
-  auto arguments = sized<mk_moe_arguments>();
-  arguments.tokens = tokens.data();
-  arguments.ids = ids;
-  arguments.weights = routing;
-  arguments.count = 2;
-  arguments.expert_weights = weights.data();
-  arguments.y = y.data();
-  arguments.capacity = 4;
+  auto arguments = moe_arguments(tokens, kIds, routing, weights, y);
   ASSERT_EQ(0, mk_op_launch(op, &arguments, MK_FUSED, nullptr)) << mk_last_error();
 
   void* data = nullptr;
@@ -107,13 +114,12 @@ TEST(CApiMoe, SendsTokensToTheirExperts) {
   ASSERT_EQ(0, mk_op_query(op, MK_ROWS, &data, &count)) << mk_last_error();
   const auto* const rows = static_cast<const mk_moe_row*>(data);
   ASSERT_EQ(3u, count);
-  const mk_moe_row expected[] = {{0, 0, 1, 0.5f}, {0, 0, 0, 0.25f}, {0, 1, 0, 0.75f}};
   const float values[] = {1, 3, 6};
   for (std::uint32_t row = 0; row < 3; ++row) {
-    EXPECT_EQ(expected[row].rank, rows[row].rank);
-    EXPECT_EQ(expected[row].token, rows[row].token);
-    EXPECT_EQ(expected[row].slot, rows[row].slot);
-    EXPECT_EQ(expected[row].weight, rows[row].weight);
+    EXPECT_EQ(kRows[row].rank, rows[row].rank);
+    EXPECT_EQ(kRows[row].token, rows[row].token);
+    EXPECT_EQ(kRows[row].slot, rows[row].slot);
+    EXPECT_EQ(kRows[row].weight, rows[row].weight);
     for (std::uint32_t i = 0; i < 8; ++i)
       EXPECT_EQ(values[row], tools::bf16_to_float(y[row * 8 + i]));
   }
@@ -135,15 +141,9 @@ TEST(CApiMoe, SendsTokensToTheirExperts) {
 TEST(CApiMoe, AddsTheBiasThatTheShapeAsksFor) {
   const auto cluster = cluster_of(1);
   mk_session* const session = attach(*cluster, 1, 0);
-  auto shape = sized<mk_moe_shape>();
-  shape.tokens_max = 2;
-  shape.hidden = shape.features = 8;
-  shape.experts = 2;
-  shape.top_k = 1;
-  shape.dtype = MK_BF16;
+  auto shape = small_shape<mk_moe_shape>(2, 1);
   shape.unused = 99;
   shape.bias = 1;
-  const auto bf16 = [](float value) { return tools::from_float(DataType::kBf16, value); };
   // Weights are zero: expert e gives its bias, 3 e + the column.
   const Elements tokens(16, bf16(1)), weights(2 * 64, 0);
   Elements bias, y(2 * 8, 0xffff);
@@ -151,14 +151,7 @@ TEST(CApiMoe, AddsTheBiasThatTheShapeAsksFor) {
     bias.push_back(bf16(static_cast<float>(i / 8 * 3 + i % 8)));
   const std::int32_t ids[] = {1, 0};
   const float routing[] = {1, 1};
-  auto arguments = sized<mk_moe_arguments>();
-  arguments.tokens = tokens.data();
-  arguments.ids = ids;
-  arguments.weights = routing;
-  arguments.count = 2;
-  arguments.expert_weights = weights.data();
-  arguments.y = y.data();
-  arguments.capacity = 2;
+  auto arguments = moe_arguments(tokens, ids, routing, weights, y);
   arguments.bias = bias.data();
   mk_op* op = create(session, "moe", &shape);
   ASSERT_EQ(0, mk_op_launch(op, &arguments, MK_FUSED, nullptr)) << mk_last_error();

@@ -1,15 +1,81 @@
 /// \file
-/// Wrong arguments of an operator class `Op` whose Shape is {m_max, n, k, ...} and whose launch is
-/// (a, b, c, m): in a world of one rank, where all of these compute C = A B.
+/// Sums, and wrong arguments, of an operator class `Op` whose Shape is {m_max, n, k, ...} and whose
+/// launch is (a, b, c, m): in a world of one rank, where all of these compute C = A B.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
 #include <vector>
 
+#include "client/tools/numeric/gemm_reference.h"
+#include "client/tools/numeric/random_matrix.h"
 #include "tests/client/embedded_ranks.h"
 
 namespace mk {
+
+/// Many launches of changing m (also fewer rows than ranks) in both modes: fresh inputs, poisoned
+/// outputs, every element of every rank's rows. `rows_of(m, world, rank)`: those that it gets.
+template <class Op, class RowsOf>
+void expect_sums_over_ranks(const EmbeddedWorld& in, RowsOf&& rows_of) {
+  using Elements = std::vector<std::uint16_t>;
+  const std::uint32_t world = in.nodes * in.locals;
+  constexpr std::uint64_t kM = 70, kN = 136, kK = 33;
+  constexpr std::uint32_t kLaunches = 7;
+  const auto cluster = cluster_of(in.nodes, in.fabric);
+  ASSERT_NE(nullptr, cluster);
+  const auto m_of = [](std::uint32_t launch) { return 1 + launch * 23 % kM; };
+  const auto matrix = [&](std::uint32_t launch, std::uint32_t rank, bool b) {
+    const tools::RandomMatrix drawn{99, launch * 1000 + rank * 2 + b, b ? kN : kK, in.type};
+    const std::uint64_t rows = b ? kK : m_of(launch);
+    Elements elements(rows * (b ? kN : kK));
+    drawn.rows(0, rows, elements.data());
+    return elements;
+  };
+  std::vector<std::vector<Elements>> outputs(kLaunches, std::vector<Elements>(world));
+  for_ranks(world, [&](std::uint32_t rank) {
+    auto session = Session::attach(place(*cluster, in.locals, rank, "world"));
+    ASSERT_TRUE(session) << session.error().message;
+    auto op = Op::create(*session, {kM, kN, kK, in.type});
+    ASSERT_TRUE(op) << op.error().message;
+    for (std::uint32_t launch = 0; launch < kLaunches; ++launch) {
+      const std::uint64_t m = m_of(launch);
+      Elements& c = outputs[launch][rank];
+      c.assign(rows_of(m, world, rank).count * kN, 0xffff);
+      const Elements a = matrix(launch, rank, false);
+      const Elements b = matrix(launch, rank, true);
+      const auto stats = op->launch(a.data(), b.data(), c.empty() ? nullptr : c.data(), m,
+                                    launch % 3 == 2 ? LaunchMode::kUnfused : LaunchMode::kFused);
+      ASSERT_TRUE(stats) << stats.error().message;
+      EXPECT_EQ(launch + 1, stats->epoch);
+    }
+    EXPECT_TRUE(session->barrier());
+  });
+  if (testing::Test::HasFailure()) return;
+  for (std::uint32_t launch = 0; launch < kLaunches; ++launch) {
+    const std::uint64_t m = m_of(launch);
+    tools::GemmReference reference(m, kN, in.nodes, in.locals, in.type);
+    for (std::uint32_t rank = 0; rank < world; ++rank) {
+      reference.add_rank(matrix(launch, rank, false).data(), matrix(launch, rank, true).data(), kK,
+                         1, 1);
+    }
+    // Ranks that get the same rows get the same bits.
+    Elements whole(m * kN, 0xffff);
+    std::vector<bool> known(m);
+    for (std::uint32_t rank = 0; rank < world; ++rank) {
+      const RowRange rows = rows_of(m, world, rank);
+      const Elements& c = outputs[launch][rank];
+      if (rows.count == 0) continue;
+      const auto to = whole.begin() + static_cast<std::ptrdiff_t>(rows.first * kN);
+      if (known[rows.first]) {
+        EXPECT_TRUE(std::equal(c.begin(), c.end(), to)) << "launch " << launch << " rank " << rank;
+      }
+      std::copy(c.begin(), c.end(), to);
+      known[rows.first] = true;
+    }
+    EXPECT_EQ(0u, reference.compare(whole.data()).wrong) << "launch " << launch;
+  }
+}
 
 /// Each is refused with kInvalidArgument, and the operator then works as if nothing had been.
 template <class Op>

@@ -7,8 +7,6 @@
 #include <string>
 #include <vector>
 
-#include "client/tools/numeric/gemm_reference.h"
-#include "client/tools/numeric/random_matrix.h"
 #include "kernels/comm/shard.h"
 #include "mkernel/gemm_reduce_scatter.h"
 #include "mkernel/mkernel_c.h"
@@ -21,56 +19,8 @@ using Elements = std::vector<std::uint16_t>;
 
 class GemmReduceScatterWorld : public testing::TestWithParam<EmbeddedWorld> {};
 
-// Many launches of changing m (also fewer rows than ranks) in both modes: fresh inputs, poisoned
-// outputs, every element of every rank's rows.
 TEST_P(GemmReduceScatterWorld, GivesEveryRankItsRowsOfTheSum) {
-  const auto [nodes, locals, fabric, type] = GetParam();
-  const std::uint32_t world = nodes * locals;
-  constexpr std::uint64_t kM = 70, kN = 136, kK = 33;
-  constexpr std::uint32_t kLaunches = 7;
-  const auto cluster = cluster_of(nodes, fabric);
-  ASSERT_NE(nullptr, cluster);
-  const auto matrix = [&, type = type](std::uint32_t launch, std::uint32_t rank, bool b) {
-    return tools::RandomMatrix{99, launch * 1000 + rank * 2 + b, b ? kN : kK, type};
-  };
-  const auto rows_of = [](std::uint32_t launch) { return 1 + launch * 23 % kM; };
-
-  std::vector<Elements> outputs;
-  for (std::uint32_t launch = 0; launch < kLaunches; ++launch)
-    outputs.emplace_back(rows_of(launch) * kN, 0xffff);
-  for_ranks(world, [&, type = type, locals = locals](std::uint32_t rank) {
-    auto session = Session::attach(place(*cluster, locals, rank, "world"));
-    ASSERT_TRUE(session) << session.error().message;
-    auto op = GemmReduceScatter::create(*session, {kM, kN, kK, type});
-    ASSERT_TRUE(op) << op.error().message;
-    for (std::uint32_t launch = 0; launch < kLaunches; ++launch) {
-      const std::uint64_t m = rows_of(launch);
-      Elements a(m * kK);
-      Elements b(kK * kN);
-      matrix(launch, rank, false).rows(0, m, a.data());
-      matrix(launch, rank, true).rows(0, kK, b.data());
-      const RowRange rows = GemmReduceScatter::rows_of(m, world, rank);
-      std::uint16_t* c = rows.count == 0 ? nullptr : outputs[launch].data() + rows.first * kN;
-      const auto stats = op->launch(a.data(), b.data(), c, m,
-                                    launch % 3 == 2 ? LaunchMode::kUnfused : LaunchMode::kFused);
-      ASSERT_TRUE(stats) << stats.error().message;
-      EXPECT_EQ(launch + 1, stats->epoch);
-    }
-    EXPECT_TRUE(session->barrier());
-  });
-  if (HasFailure()) return;
-  for (std::uint32_t launch = 0; launch < kLaunches; ++launch) {
-    const std::uint64_t m = rows_of(launch);
-    tools::GemmReference reference(m, kN, nodes, locals, type);
-    for (std::uint32_t rank = 0; rank < world; ++rank) {
-      Elements a(m * kK);
-      Elements b(kK * kN);
-      matrix(launch, rank, false).rows(0, m, a.data());
-      matrix(launch, rank, true).rows(0, kK, b.data());
-      reference.add_rank(a.data(), b.data(), kK, 1, 1);
-    }
-    EXPECT_EQ(0u, reference.compare(outputs[launch].data()).wrong) << "launch " << launch;
-  }
+  expect_sums_over_ranks<GemmReduceScatter>(GetParam(), GemmReduceScatter::rows_of);
 }
 
 INSTANTIATE_TEST_SUITE_P(Worlds, GemmReduceScatterWorld, testing::ValuesIn(kEmbeddedWorlds),

@@ -10,12 +10,10 @@
 #include <thread>
 #include <tuple>
 
-#include "client/tools/numeric/gemm_reference.h"
-#include "client/tools/numeric/random_matrix.h"
 #include "mkernel/mkernel.h"
 #include "mkernel/mkernel_c.h"
 #include "shm/limits.h"
-#include "tests/client/embedded_ranks.h"
+#include "tests/client/gemm_arguments.h"
 
 namespace mk {
 namespace {
@@ -25,59 +23,11 @@ using Elements = std::vector<std::uint16_t>;
 
 class GemmAllReduceWorld : public testing::TestWithParam<EmbeddedWorld> {};
 
-// Many launches of changing m in both modes: fresh inputs, poisoned outputs, every element of every
-// rank.
 TEST_P(GemmAllReduceWorld, GivesTheSumOfAllRanksOnAllRanks) {
-  const auto [nodes, locals, fabric, type] = GetParam();
-  const std::uint32_t world = nodes * locals;
-  constexpr std::uint64_t kM = 70, kN = 136, kK = 33;
-  constexpr std::uint32_t kLaunches = 7;
-  const auto cluster = cluster_of(nodes, fabric);
-  ASSERT_NE(nullptr, cluster);
-  const auto matrix = [&, type = type](std::uint32_t launch, std::uint32_t rank, bool b) {
-    return tools::RandomMatrix{99, launch * 1000 + rank * 2 + b, b ? kN : kK, type};
-  };
-  const auto rows_of = [](std::uint32_t launch) { return 1 + launch * 23 % kM; };
-
-  std::vector<std::vector<Elements>> outputs(kLaunches, std::vector<Elements>(world));
-  for_ranks(world, [&, type = type, locals = locals](std::uint32_t rank) {
-    auto session = Session::attach(place(*cluster, locals, rank, "world"));
-    ASSERT_TRUE(session) << session.error().message;
-    auto op = GemmAllReduce::create(*session, {kM, kN, kK, type});
-    ASSERT_TRUE(op) << op.error().message;
-    for (std::uint32_t launch = 0; launch < kLaunches; ++launch) {
-      const std::uint64_t m = rows_of(launch);
-      Elements a(m * kK);
-      Elements b(kK * kN);
-      Elements c(m * kN, 0xffff);
-      matrix(launch, rank, false).rows(0, m, a.data());
-      matrix(launch, rank, true).rows(0, kK, b.data());
-      const auto stats = op->launch(a.data(), b.data(), c.data(), m,
-                                    launch % 3 == 2 ? LaunchMode::kUnfused : LaunchMode::kFused);
-      ASSERT_TRUE(stats) << stats.error().message;
-      EXPECT_EQ(launch + 1, stats->epoch);
-      outputs[launch][rank] = std::move(c);
-    }
-    EXPECT_TRUE(session->barrier());
-  });
-  if (HasFailure()) return;
-  for (std::uint32_t launch = 0; launch < kLaunches; ++launch) {
-    const std::uint64_t m = rows_of(launch);
-    tools::GemmReference reference(m, kN, nodes, locals, type);
-    for (std::uint32_t rank = 0; rank < world; ++rank) {
-      Elements a(m * kK);
-      Elements b(kK * kN);
-      matrix(launch, rank, false).rows(0, m, a.data());
-      matrix(launch, rank, true).rows(0, kK, b.data());
-      reference.add_rank(a.data(), b.data(), kK, 1, 1);
-    }
-    for (std::uint32_t rank = 0; rank < world; ++rank) {
-      EXPECT_EQ(outputs[launch][0], outputs[launch][rank])
-          << "launch " << launch << " rank " << rank;
-      EXPECT_EQ(0u, reference.compare(outputs[launch][rank].data()).wrong)
-          << "launch " << launch << " rank " << rank;
-    }
-  }
+  expect_sums_over_ranks<GemmAllReduce>(GetParam(),
+                                        [](std::uint64_t m, std::uint32_t, std::uint32_t) {
+                                          return RowRange{0, m};
+                                        });
 }
 
 INSTANTIATE_TEST_SUITE_P(Worlds, GemmAllReduceWorld, testing::ValuesIn(kEmbeddedWorlds),
