@@ -93,7 +93,7 @@ class AgGemmCase : public GemmCase {
   Result<std::unique_ptr<RankCase>> start(Session& session, const BenchSpec& spec,
                                           std::uint32_t rank) const override {
     const auto shape = shape_of<AllGatherGemm::Shape>(spec);
-    MK_ASSIGN_OR_RETURN(auto op, AllGatherGemm::create(session, shape, tuning(spec)));
+    MK_ASSIGN_OR_RETURN(auto op, AllGatherGemm::create(session, shape, options_.tuning(spec)));
     return std::make_unique<AgGemmRank>(spec, options_, rank, std::move(op));
   }
 };

@@ -17,4 +17,10 @@ inline CLI::Validator at_least_one() {
           "AT LEAST 1"};
 }
 
+/// An option whose value, a number, is at least 1.
+template <class Number>
+void add_positive(CLI::App& command, const char* flag, Number& value, const char* text) {
+  command.add_option(flag, value, text)->check(at_least_one())->capture_default_str();
+}
+
 }  // namespace mk::bench

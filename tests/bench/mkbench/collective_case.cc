@@ -135,11 +135,8 @@ class CollectiveCase : public CaseWithOptions<CollectiveOptions> {
   const char* title() const override { return title_; }
   const char* help() const override { return Op::kSummary; }
   void add_options(CLI::App& command) override {
-    const auto size = [&](const char* flag, std::uint64_t& value, const char* text) {
-      command.add_option(flag, value, text)->check(at_least_one())->capture_default_str();
-    };
-    size("--m", options_.m, "rows of the whole");
-    size("--n", options_.n, "elements of a row");
+    add_positive(command, "--m", options_.m, "rows of the whole");
+    add_positive(command, "--n", options_.n, "elements of a row");
     command.add_option("--chunk-bytes", options_.chunk_bytes, "payload of a network command");
   }
   std::string describe(const BenchSpec& spec) const override {

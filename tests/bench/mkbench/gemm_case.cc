@@ -7,7 +7,6 @@
 
 #include "client/tools/numeric/gemm_reference.h"
 #include "tests/bench/mkbench/at_least_one.h"
-#include "tests/bench/mkbench/partition_option.h"
 
 namespace mk::bench {
 namespace {
@@ -18,18 +17,10 @@ constexpr const char* kActivations[] = {"none", "relu", "gelu", "silu", "gated-s
 }  // namespace
 
 void GemmCase::add_gemm_options(CLI::App& command, const Help& help) {
-  const auto size = [&](const char* flag, std::uint64_t& value, const char* text) {
-    command.add_option(flag, value, text)->check(at_least_one())->capture_default_str();
-  };
-  size("--m", options_.m, help.m);
-  size("--n", options_.n, help.n);
-  size("--k", options_.k, help.k);
-  command.add_option("--tile-m", options_.tile_m, "rows of a tile; default: the planner's choice");
-  command.add_option("--tile-n", options_.tile_n,
-                     "columns of a tile; default: the planner's choice");
-  command.add_option("--chunk-bytes", options_.chunk_bytes, "payload of a network command");
-  command.add_option("--compute-blocks", options_.compute_blocks, "compute threads of a rank");
-  add_partition_option(command, options_.partition);
+  add_positive(command, "--m", options_.m, help.m);
+  add_positive(command, "--n", options_.n, help.n);
+  add_positive(command, "--k", options_.k, help.k);
+  options_.add_to(command);
   command.add_option("--activation", options_.activation, "of each element of the whole sum")
       ->check(
           CLI::IsMember(std::vector<std::string>(std::begin(kActivations), std::end(kActivations))))
@@ -64,21 +55,8 @@ kernels::plan::Problem GemmCase::problem(kernels::plan::Op op, const BenchSpec& 
                    static_cast<std::uint32_t>(o.k)};
   problem.result.epilogue = {static_cast<kernels::Activation>(activation_of(o)), o.bias};
   if (o.partials == "f32") problem.result.partials = kernels::Partials::kF32;
-  problem.named.tiling = {o.tile_m, o.tile_n, o.chunk_bytes};
-  problem.named.compute_blocks = o.compute_blocks;
+  o.name_in(problem);
   return problem;
-}
-
-Tuning GemmCase::tuning(const BenchSpec& spec) const {
-  Tuning tuning;
-  tuning.tile_m = options_.tile_m;
-  tuning.tile_n = options_.tile_n;
-  tuning.chunk_bytes = options_.chunk_bytes;
-  tuning.compute_sms = options_.compute_blocks;
-  tools::PartitionChoice::apply(options_.partition, tuning);
-  tuning.wait_timeout = std::chrono::milliseconds{spec.timeout_ms};
-  if (spec.executor == "cuda") tuning.executor = Executor::kCuda;
-  return tuning;
 }
 
 void GemmRank::upload(Output* gathered) {

@@ -12,18 +12,16 @@
 #include "client/tools/executor_matrices.h"
 #include "tests/bench/mkbench/inputs.h"
 #include "tests/bench/mkbench/operator_case.h"
+#include "tests/bench/mkbench/tuning_options.h"
 
 namespace mk::bench {
 
-struct GemmOptions {
+struct GemmOptions : TuningOptions {
   std::uint64_t m = 1024, n = 1024, k = 512;
-  /// 0: the operator chooses.
-  std::uint32_t tile_m = 0, tile_n = 0, chunk_bytes = 0, compute_blocks = 0;
   bool gathered = false;  ///< AllGather+GEMM: hand out the gathered A as well
   std::string activation = "none";
   bool bias = false;
-  std::string partials = "element";   ///< of those that sum: or "f32"
-  std::string partition = "planned";  ///< client/tools/partition_choice.h
+  std::string partials = "element";  ///< of those that sum: or "f32"
 };
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(GemmOptions, m, n, k, tile_m, tile_n, chunk_bytes,
                                    compute_blocks, gathered, activation, bias, partials, partition)
@@ -44,7 +42,6 @@ class GemmCase : public CaseWithOptions<GemmOptions> {
   };
   void add_gemm_options(CLI::App& command, const Help& help);
   void add_partials_option(CLI::App& command);
-  Tuning tuning(const BenchSpec& spec) const;
   kernels::plan::Problem problem(kernels::plan::Op op, const BenchSpec& spec) const;
   /// The options' part of an operator's shape.
   template <class Shape>

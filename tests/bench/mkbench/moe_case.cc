@@ -10,20 +10,15 @@
 #include "client/tools/executor_matrices.h"
 #include "client/tools/numeric/moe_reference.h"
 #include "mkernel/moe_dispatch_gemm.h"
-#include "tests/bench/mkbench/at_least_one.h"
 #include "tests/bench/mkbench/cases.h"
-#include "tests/bench/mkbench/inputs.h"
-#include "tests/bench/mkbench/moe_routing.h"
-#include "tests/bench/mkbench/partition_option.h"
+#include "tests/bench/mkbench/expert_case.h"
 
 namespace mk::bench {
 namespace {
 
-struct MoeOptions {
-  std::uint64_t tokens = 512, hidden = 1024, features = 1024, rows_max = 0;
-  std::uint32_t experts = 16, top_k = 2;
-  std::string routing = "uniform", partition = "planned";
-  std::uint32_t tile_m = 0, tile_n = 0, chunk_bytes = 0, compute_blocks = 0;
+struct MoeOptions : ExpertOptions {
+  MoeOptions() { tokens = 512, hidden = features = 1024; }
+  std::uint64_t rows_max = 0;
 };
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(MoeOptions, tokens, hidden, features, rows_max, experts, top_k,
                                    routing, tile_m, tile_n, chunk_bytes, compute_blocks, partition)
@@ -196,7 +191,7 @@ class MoeRank : public RankCase {
   Status put_;
 };
 
-class MoeCase : public CaseWithOptions<MoeOptions> {
+class MoeCase : public ExpertCase<MoeOptions> {
  public:
   const char* name() const override { return "moe"; }
   const char* title() const override { return "MoE Dispatch+GEMM"; }
@@ -204,25 +199,9 @@ class MoeCase : public CaseWithOptions<MoeOptions> {
     return "every token to its top-k experts' ranks, a grouped GEMM there";
   }
   void add_options(CLI::App& command) override {
-    MoeOptions& o = options_;
-    const auto positive = [&](const char* flag, auto& value, const char* text) {
-      command.add_option(flag, value, text)->check(at_least_one())->capture_default_str();
-    };
-    positive("--tokens", o.tokens, "of each rank");
-    positive("--hidden", o.hidden, "elements of a token");
-    positive("--features", o.features, "columns of an expert's weights");
-    positive("--experts", o.experts, "over all ranks");
-    positive("--top-k", o.top_k, "experts of a token");
-    command.add_option("--routing", o.routing, MoeRouting::kHelp)
-        ->check(CLI::IsMember(MoeRouting::names()))
-        ->capture_default_str();
-    command.add_option("--rows-max", o.rows_max,
+    ExpertCase::add_options(command);
+    command.add_option("--rows-max", options_.rows_max,
                        "output rows of a rank; default: enough for any routing");
-    command.add_option("--tile-m", o.tile_m, "rows of a tile; default: the planner's choice");
-    command.add_option("--tile-n", o.tile_n, "columns of a tile; default: the planner's choice");
-    command.add_option("--chunk-bytes", o.chunk_bytes, "payload of a network command");
-    command.add_option("--compute-blocks", o.compute_blocks, "compute threads of a rank");
-    add_partition_option(command, o.partition);
   }
   std::string describe(const BenchSpec& spec) const override {
     const MoeOptions& o = options_;
@@ -231,30 +210,17 @@ class MoeCase : public CaseWithOptions<MoeOptions> {
         o.hidden, o.top_k, o.experts, o.hidden, o.features, o.routing, spec.dtype);
   }
   std::vector<kernels::plan::Problem> problems(const BenchSpec& spec) const override {
-    const MoeOptions& o = options_;
-    kernels::plan::Problem problem = planned_problem(kernels::plan::Op::kMoe, spec);
-    problem.shape = {static_cast<std::uint32_t>(o.tokens * spec.world()),
-                     static_cast<std::uint32_t>(o.features), static_cast<std::uint32_t>(o.hidden)};
-    problem.experts = {o.experts, o.top_k};
-    problem.named.tiling = {o.tile_m, o.tile_n, o.chunk_bytes};
-    problem.named.compute_blocks = o.compute_blocks;
-    return {problem};
+    return {problem(kernels::plan::Op::kMoe, spec, options_.features, options_.hidden)};
   }
-  bool outputs_are_equal() const override { return false; }
   void make_large() override {
     options_.tokens = 2048;
     options_.hidden = 2048;
     options_.features = 1024;
   }
-  /// As many experts per rank.
-  void keep_work_per_rank(std::uint32_t nodes) override { options_.experts *= nodes; }
   Result<std::unique_ptr<RankCase>> start(Session& session, const BenchSpec& spec,
                                           std::uint32_t rank) const override {
     const MoeOptions& o = options_;
-    if (o.top_k > o.experts) {
-      return fail(ErrorCode::kInvalidArgument, "top {} of {} experts cannot all be different",
-                  o.top_k, o.experts);
-    }
+    MK_RETURN_IF_ERROR(check_top_k());
     const MoeDispatchGemm::Shape shape{.tokens_max = o.tokens,
                                        .hidden = o.hidden,
                                        .features = o.features,
@@ -262,17 +228,13 @@ class MoeCase : public CaseWithOptions<MoeOptions> {
                                        .top_k = o.top_k,
                                        .rows_max = o.rows_max,
                                        .dtype = data_type_of(spec)};
-    MoeDispatchGemm::Tuning tuning;
-    if (spec.executor == "cuda") tuning.executor = Executor::kCuda;
-    tuning.tile_m = o.tile_m;
-    tuning.tile_n = o.tile_n;
-    tuning.chunk_bytes = o.chunk_bytes;
-    tuning.compute_sms = o.compute_blocks;
-    tools::PartitionChoice::apply(o.partition, tuning);
-    tuning.wait_timeout = std::chrono::milliseconds{spec.timeout_ms};
+    const auto tuning = o.tuning<MoeDispatchGemm::Tuning>(spec);
     MK_ASSIGN_OR_RETURN(auto op, MoeDispatchGemm::create(session, shape, tuning));
     return std::make_unique<MoeRank>(spec, o, rank, std::move(op));
   }
+
+ protected:
+  const char* features_help() const override { return "columns of an expert's weights"; }
 };
 
 }  // namespace

@@ -11,20 +11,15 @@
 #include "client/tools/numeric/moe_reference.h"
 #include "mkernel/gemm_combine.h"
 #include "mkernel/moe_dispatch_gemm.h"
-#include "tests/bench/mkbench/at_least_one.h"
 #include "tests/bench/mkbench/cases.h"
-#include "tests/bench/mkbench/inputs.h"
-#include "tests/bench/mkbench/moe_routing.h"
-#include "tests/bench/mkbench/partition_option.h"
+#include "tests/bench/mkbench/expert_case.h"
 
 namespace mk::bench {
 namespace {
 
-struct MoeLayerOptions {
-  std::uint64_t tokens = 256, hidden = 512, features = 256;
-  std::uint32_t experts = 16, top_k = 2;
-  std::string routing = "uniform", partials = "element", partition = "planned";
-  std::uint32_t tile_m = 0, tile_n = 0, chunk_bytes = 0, compute_blocks = 0;
+struct MoeLayerOptions : ExpertOptions {
+  MoeLayerOptions() { tokens = features = 256, hidden = 512; }
+  std::string partials = "element";
 };
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(MoeLayerOptions, tokens, hidden, features, experts, top_k,
                                    routing, partials, tile_m, tile_n, chunk_bytes, compute_blocks,
@@ -279,7 +274,7 @@ class MoeLayerRank : public RankCase {
   Status put_;
 };
 
-class MoeLayerCase : public CaseWithOptions<MoeLayerOptions> {
+class MoeLayerCase : public ExpertCase<MoeLayerOptions> {
  public:
   explicit MoeLayerCase(bool whole) : whole_(whole) {}
   const char* name() const override { return whole_ ? "moe-layer" : "combine"; }
@@ -289,26 +284,10 @@ class MoeLayerCase : public CaseWithOptions<MoeLayerOptions> {
                   : "the experts' rows times their down projections, summed at the tokens' ranks";
   }
   void add_options(CLI::App& command) override {
-    MoeLayerOptions& o = options_;
-    const auto positive = [&](const char* flag, auto& value, const char* text) {
-      command.add_option(flag, value, text)->check(at_least_one())->capture_default_str();
-    };
-    positive("--tokens", o.tokens, "of each rank");
-    positive("--hidden", o.hidden, "elements of a token");
-    positive("--features", o.features, "elements of an expert's inner rows");
-    positive("--experts", o.experts, "over all ranks");
-    positive("--top-k", o.top_k, "experts of a token");
-    command.add_option("--routing", o.routing, MoeRouting::kHelp)
-        ->check(CLI::IsMember(MoeRouting::names()))
-        ->capture_default_str();
-    command.add_option("--partials", o.partials, "as what rows and sums travel")
+    ExpertCase::add_options(command);
+    command.add_option("--partials", options_.partials, "as what rows and sums travel")
         ->check(CLI::IsMember({"element", "f32"}))
         ->capture_default_str();
-    command.add_option("--tile-m", o.tile_m, "rows of a tile; default: the planner's choice");
-    command.add_option("--tile-n", o.tile_n, "columns of a tile; default: the planner's choice");
-    command.add_option("--chunk-bytes", o.chunk_bytes, "payload of a network command");
-    command.add_option("--compute-blocks", o.compute_blocks, "compute threads of a rank");
-    add_partition_option(command, o.partition);
   }
   std::string describe(const BenchSpec& spec) const override {
     const MoeLayerOptions& o = options_;
@@ -318,45 +297,23 @@ class MoeLayerCase : public CaseWithOptions<MoeLayerOptions> {
   }
   std::vector<kernels::plan::Problem> problems(const BenchSpec& spec) const override {
     const MoeLayerOptions& o = options_;
-    kernels::plan::Problem problem = planned_problem(kernels::plan::Op::kCombine, spec);
-    const auto hidden = static_cast<std::uint32_t>(o.hidden);
-    const auto features = static_cast<std::uint32_t>(o.features);
-    problem.shape = {static_cast<std::uint32_t>(o.tokens * spec.world()), hidden, features};
-    problem.experts = {o.experts, o.top_k};
-    problem.named.tiling = {o.tile_m, o.tile_n, o.chunk_bytes};
-    problem.named.compute_blocks = o.compute_blocks;
-    kernels::plan::Problem dispatch = problem;
-    dispatch.op = kernels::plan::Op::kMoe;
-    dispatch.shape = {problem.shape.m, 2 * features, hidden};
-    if (o.partials == "f32") problem.result.partials = kernels::Partials::kF32;
-    if (!whole_) return {problem};
-    return {dispatch, problem};
+    auto combine = problem(kernels::plan::Op::kCombine, spec, o.hidden, o.features);
+    if (o.partials == "f32") combine.result.partials = kernels::Partials::kF32;
+    if (!whole_) return {combine};
+    return {problem(kernels::plan::Op::kMoe, spec, 2 * o.features, o.hidden), combine};
   }
-  bool outputs_are_equal() const override { return false; }
   void make_large() override {
     options_.tokens = 2048;
     options_.hidden = 1024;
     options_.features = 512;
   }
-  /// As many experts per rank.
-  void keep_work_per_rank(std::uint32_t nodes) override { options_.experts *= nodes; }
   Result<std::unique_ptr<RankCase>> start(Session& session, const BenchSpec& spec,
                                           std::uint32_t rank) const override {
     const MoeLayerOptions& o = options_;
-    if (o.top_k > o.experts) {
-      return fail(ErrorCode::kInvalidArgument, "top {} of {} experts cannot all be different",
-                  o.top_k, o.experts);
-    }
-    Tuning tuning;
-    if (spec.executor == "cuda") tuning.executor = Executor::kCuda;
-    tuning.tile_m = o.tile_m;
-    tuning.tile_n = o.tile_n;
-    tuning.chunk_bytes = o.chunk_bytes;
-    tuning.compute_sms = o.compute_blocks;
-    tools::PartitionChoice::apply(o.partition, tuning);
+    MK_RETURN_IF_ERROR(check_top_k());
+    Tuning tuning = o.tuning(spec);
     // On CPUs these threads sum each token's rows.
     if (tuning.executor == Executor::kCpu) tuning.receive_sms = tuning.reduce_sms;
-    tuning.wait_timeout = std::chrono::milliseconds{spec.timeout_ms};
     std::optional<MoeDispatchGemm> dispatch;
     if (whole_) {
       const MoeDispatchGemm::Shape shape{.tokens_max = o.tokens,
@@ -380,6 +337,9 @@ class MoeLayerCase : public CaseWithOptions<MoeLayerOptions> {
     MK_ASSIGN_OR_RETURN(auto combine, GemmCombine::create(session, shape, tuning));
     return std::make_unique<MoeLayerRank>(spec, o, rank, std::move(dispatch), std::move(combine));
   }
+
+ protected:
+  const char* features_help() const override { return "elements of an expert's inner rows"; }
 
  private:
   const bool whole_;

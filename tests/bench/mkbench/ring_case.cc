@@ -19,7 +19,7 @@
 #include "tests/bench/mkbench/attention_core.h"
 #include "tests/bench/mkbench/cases.h"
 #include "tests/bench/mkbench/inputs.h"
-#include "tests/bench/mkbench/partition_option.h"
+#include "tests/bench/mkbench/tuning_options.h"
 
 namespace mk::bench {
 namespace {
@@ -33,6 +33,9 @@ struct RingOptions {
   std::string partition = "planned";
   std::vector<std::uint32_t> lengths;  ///< of packed sequences; none: one length
 
+  TuningOptions tuning_options() const {
+    return {tile_q, tile_k, chunk_bytes, compute_blocks, partition};
+  }
   std::uint64_t rows() const {
     return lengths.empty() ? seq : std::accumulate(lengths.begin(), lengths.end(), std::uint64_t{});
   }
@@ -322,19 +325,16 @@ class RingCase : public CaseWithOptions<RingOptions> {
   }
   void add_options(CLI::App& command) override {
     RingOptions& o = options_;
-    const auto positive = [&](const char* flag, auto& value, const char* text) {
-      command.add_option(flag, value, text)->check(at_least_one())->capture_default_str();
-    };
-    positive("--seq", o.seq, "rows of the sequence, over all ranks");
-    positive("--batch", o.batch, "sequences of that length");
+    add_positive(command, "--seq", o.seq, "rows of the sequence, over all ranks");
+    add_positive(command, "--batch", o.batch, "sequences of that length");
     command
         .add_option("--lengths", o.lengths,
                     "of packed sequences, instead of --seq and --batch, e.g. 300,0,5000; with "
                     "--sizes vary in another order for each launch")
         ->delimiter(',');
-    positive("--query-heads", o.query_heads, "a multiple of the key heads");
-    positive("--key-heads", o.key_heads, "of K and V");
-    positive("--head-dim", o.head_dim, "64 or 128");
+    add_positive(command, "--query-heads", o.query_heads, "a multiple of the key heads");
+    add_positive(command, "--key-heads", o.key_heads, "of K and V");
+    add_positive(command, "--head-dim", o.head_dim, "64 or 128");
     command.add_flag("--causal", o.causal, "a row sees only what is before it");
     command.add_flag("--lse", o.lse, "put out the log-sum-exp as well");
     command.add_option("--tile-q", o.tile_q, "queries of a tile; default: the planner's choice");
@@ -342,9 +342,7 @@ class RingCase : public CaseWithOptions<RingOptions> {
     command.add_option(
         "--remote-passes", o.remote_passes,
         "stretches in which queries meet other nodes' keys, 1 to 8; default: the planner's choice");
-    command.add_option("--chunk-bytes", o.chunk_bytes, "payload of a network command");
-    command.add_option("--compute-blocks", o.compute_blocks, "compute threads of a rank");
-    add_partition_option(command, o.partition);
+    TuningOptions::add_shares(command, o.chunk_bytes, o.compute_blocks, o.partition);
     command.add_option(
         "--check-rows", o.check_rows,
         "rows of each sequence that a rank compares; without it all, on GPUs as many "
@@ -362,8 +360,7 @@ class RingCase : public CaseWithOptions<RingOptions> {
     kernels::plan::Problem problem = planned_problem(kernels::plan::Op::kRing, spec);
     problem.shape = {static_cast<std::uint32_t>(o.rows()), o.query_heads, o.head_dim};
     problem.heads = {o.key_heads, o.batch, o.causal};
-    problem.named.tiling = {o.tile_q, o.tile_k, o.chunk_bytes};
-    problem.named.compute_blocks = o.compute_blocks;
+    o.tuning_options().name_in(problem);
     return {problem};
   }
   bool outputs_are_equal() const override { return false; }
@@ -386,15 +383,8 @@ class RingCase : public CaseWithOptions<RingOptions> {
     const RingAttention::Shape shape{
         o.rows(), o.query_heads,      o.key_heads, o.head_dim,
         o.causal, data_type_of(spec), o.batch,     static_cast<std::uint32_t>(o.lengths.size())};
-    RingAttention::Tuning tuning;
-    if (spec.executor == "cuda") tuning.executor = Executor::kCuda;
-    tuning.tile_m = o.tile_q;
-    tuning.tile_n = o.tile_k;
+    auto tuning = o.tuning_options().tuning<RingAttention::Tuning>(spec);
     tuning.remote_passes = o.remote_passes;
-    tuning.chunk_bytes = o.chunk_bytes;
-    tuning.compute_sms = o.compute_blocks;
-    tools::PartitionChoice::apply(o.partition, tuning);
-    tuning.wait_timeout = std::chrono::milliseconds{spec.timeout_ms};
     MK_ASSIGN_OR_RETURN(auto op, RingAttention::create(session, shape, tuning));
     return std::make_unique<RingRank>(spec, o, rank, std::move(op));
   }
