@@ -10,7 +10,7 @@
 #include "kernels/cpu/pacer.h"
 #include "kernels/cpu/tile_gemm.h"
 #include "kernels/gather/look.h"
-#include "kernels/ops/ag_gemm/roles.h"
+#include "kernels/ops/ag_gemm/run_role.h"
 #include "kernels/plan/account.h"
 
 namespace mk::kernels {
@@ -28,7 +28,7 @@ struct Matrices {
   const std::uint16_t* bias = nullptr;
 };
 
-/// What kernels/ops/ag_gemm/roles.h asks of an executor, for one block on one thread. Stores and
+/// What kernels/ops/ag_gemm/run_role.h asks of an executor, for one block on one thread. Stores and
 /// loads are this thread's own plain ones, so flags order them without further ado.
 class CpuExecutor : public CpuPacer {
  public:
@@ -197,20 +197,7 @@ class AgGemmCpu::Impl : private RoleBody {
   static bool run_block(CpuExecutor& executor, const AgGemmLaunch& launch, Role role,
                         std::uint32_t index, BlockTotals& totals) {
     AgGemmBlock<CpuExecutor> block(executor, launch, role, index, totals);
-    switch (role) {
-      case Role::kCompute:
-        return ag_gemm::compute(block);
-      case Role::kCollect:
-        return ag_gemm::collect(block);
-      case Role::kShare:
-        return ag_gemm::share(block);
-      case Role::kSend:
-        return ag_gemm::send(block);
-      case Role::kReceive:
-        return ag_gemm::receive(block);
-      default:
-        return true;
-    }
+    return ag_gemm::run_role(block, role);
   }
   Status role_error() const override { return tiles_->error(); }
 

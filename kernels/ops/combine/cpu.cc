@@ -8,7 +8,7 @@
 #include "kernels/cpu/combine_rows.h"
 #include "kernels/cpu/pacer.h"
 #include "kernels/cpu/tile_gemm.h"
-#include "kernels/ops/combine/protocol.h"
+#include "kernels/ops/combine/run_role.h"
 #include "kernels/plan/account.h"
 
 namespace mk::kernels {
@@ -111,16 +111,6 @@ class CpuExecutor : public CpuPacer {
   CombineRows sums_;
 };
 
-std::vector<RoleThread> threads_of(const RoleBlocks& blocks, const World& world) {
-  std::vector<RoleThread> threads;
-  add_role(threads, Role::kCompute, blocks.compute);
-  add_role(threads, Role::kPlan, blocks.plan);
-  add_role(threads, Role::kReceive, blocks.receive);
-  if (world.nodes > 1) add_role(threads, Role::kReduce, blocks.reduce);
-  if (world.nodes > 1) add_role(threads, Role::kSend, blocks.send);
-  return threads;
-}
-
 std::vector<Workers RoleBlocks::*> communicating_roles(const World& world) {
   std::vector<Workers RoleBlocks::*> roles{&RoleBlocks::receive};
   if (world.nodes > 1) roles.push_back(&RoleBlocks::reduce);
@@ -181,8 +171,8 @@ class CombineCpu::Impl : private RoleBody {
                           std::vector<std::uint16_t>(std::size_t{plan_.tile_m} * shape.features));
     shared_.parts_done = std::vector<std::atomic<std::uint32_t>>(plan_.tiles_max);
     rates_ = rank_rates(options_, world(), shared_.gemm->path());
-    if (adaptive_ != nullptr) runner_.adapt(*adaptive_, threads_of);
-    return runner_.start(threads_of(launch_.blocks, world()));
+    if (adaptive_ != nullptr) runner_.adapt(*adaptive_, gemm_combine::threads_of);
+    return runner_.start(gemm_combine::threads_of(launch_.blocks, world()));
   }
 
   Result<LaunchStats> launch(const CombineInput& input, void* out, Mode mode) {
@@ -236,20 +226,7 @@ class CombineCpu::Impl : private RoleBody {
     CpuExecutor executor(shared_, launch_, matrices_, role == Role::kCompute ? index : 0,
                          options_.count_nonfinite ? &nonfinite_ : nullptr);
     CombineBlock block(executor, launch_, role, index, totals);
-    switch (role) {
-      case Role::kCompute:
-        return gemm_combine::compute(block);
-      case Role::kPlan:
-        return plan_rows(block);
-      case Role::kReduce:
-        return gemm_combine::reduce(block);
-      case Role::kSend:
-        return gemm_combine::send(block);
-      case Role::kReceive:
-        return gemm_combine::receive(block);
-      default:
-        return true;
-    }
+    return role == Role::kPlan ? plan_rows(block) : gemm_combine::run_role(block, role);
   }
   Status role_error() const override { return shared_.gemm->error(); }
 

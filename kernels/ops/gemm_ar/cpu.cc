@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "kernels/cpu/gemm_sum_runner.h"
-#include "kernels/ops/gemm_ar/roles.h"
+#include "kernels/ops/gemm_ar/run_role.h"
 
 namespace mk::kernels {
 namespace {
@@ -56,20 +56,7 @@ struct AllReduce {
   static bool run_role(Executor& executor, const Launch& launch, Role role, std::uint32_t index,
                        BlockTotals& totals) {
     GemmArBlock block(executor, launch, role, index, totals);
-    switch (role) {
-      case Role::kCompute:
-        return gemm_ar::compute(block);
-      case Role::kReduce:
-        return gemm_ar::reduce(block);
-      case Role::kSend:
-        return gemm_ar::send(block);
-      case Role::kReceive:
-        return gemm_ar::receive(block);
-      case Role::kCollect:
-        return gemm_ar::collect(block, launch.blocks.compute);
-      default:
-        return true;
-    }
+    return gemm_ar::run_role(block, role);
   }
 };
 

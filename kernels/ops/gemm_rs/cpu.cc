@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "kernels/cpu/gemm_sum_runner.h"
-#include "kernels/ops/gemm_rs/roles.h"
+#include "kernels/ops/gemm_rs/run_role.h"
 
 namespace mk::kernels {
 namespace {
@@ -57,18 +57,7 @@ struct ReduceScatter {
   static bool run_role(Executor& executor, const Launch& launch, Role role, std::uint32_t index,
                        BlockTotals& totals) {
     GemmRsBlock<Executor> block(executor, launch, role, index, totals);
-    switch (role) {
-      case Role::kCompute:
-        return gemm_rs::compute(block);
-      case Role::kReduce:
-        return gemm_rs::reduce(block);
-      case Role::kSend:
-        return gemm_rs::send(block);
-      case Role::kReceive:
-        return gemm_rs::receive(block);
-      default:
-        return true;
-    }
+    return gemm_rs::run_role(block, role);
   }
 };
 

@@ -12,7 +12,7 @@ namespace {
 using testing::AllOf;
 using testing::HasSubstr;
 
-/// Of rank 0's memory into rank 1's, by a command that both have registered buffers for.
+/// A write of rank 0's memory into rank 1's. Both have registered buffers for it.
 struct Write {
   Write(TestCluster& cluster, JobRun& job)
       : command{.opcode = shm::Opcode::kWrite,

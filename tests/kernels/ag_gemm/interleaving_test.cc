@@ -8,9 +8,8 @@
 #include <string>
 #include <vector>
 
-#include "kernels/ops/ag_gemm/roles.h"
+#include "kernels/ops/ag_gemm/run_role.h"
 #include "kernels/ops/ag_gemm/spec.h"
-#include "tests/kernels/ag_gemm/run_role.h"
 #include "tests/kernels/support/interleaving_tests.h"
 #include "tests/kernels/support/simulation.h"
 
@@ -148,7 +147,7 @@ class AgGemmSimulation : private SimOperator {
                 const SimExecutor& frame) override {
     Executor executor(frame, ranks_[rank]);
     AgGemmBlock<Executor> block(executor, ranks_[rank].launch, role, index, totals);
-    return run_ag_gemm_role(block, role);
+    return ag_gemm::run_role(block, role);
   }
   /// A DMA engine: other ranks' rows, chunk by chunk, and each chunk's flag.
   bool run_beside(std::uint32_t index, const SimExecutor& frame) override {

@@ -11,8 +11,8 @@
 #include <string>
 #include <vector>
 
+#include "kernels/ops/combine/run_role.h"
 #include "kernels/ops/combine/spec.h"
-#include "tests/kernels/combine/run_role.h"
 #include "tests/kernels/combine/sim_executors.h"
 #include "tests/kernels/support/interleaving_tests.h"
 #include "tests/kernels/support/reference.h"
@@ -63,14 +63,7 @@ class CombineSimulation : private SimOperator {
   const char* name() const override { return "gemm_combine"; }
   Launch& launch(std::uint32_t rank) override { return ranks_[rank].launch; }
   std::vector<RoleThread> threads(const World& world) const override {
-    const RoleBlocks& blocks = options_.blocks;
-    std::vector<RoleThread> threads;
-    add_role(threads, Role::kCompute, blocks.compute);
-    add_role(threads, Role::kPlan, blocks.plan);
-    add_role(threads, Role::kReceive, blocks.receive);
-    if (world.nodes > 1) add_role(threads, Role::kReduce, blocks.reduce);
-    if (world.nodes > 1) add_role(threads, Role::kSend, blocks.send);
-    return threads;
+    return gemm_combine::threads_of(options_.blocks, world);
   }
 
   std::vector<RankRouting> routing(std::uint32_t epoch) const {
@@ -142,7 +135,7 @@ class CombineSimulation : private SimOperator {
               const SimExecutor& frame) {
     AnyExecutor executor(frame, ranks_[index]);
     CombineBlock<AnyExecutor> block(executor, ranks_[index].launch, role, block_index, totals);
-    return run_combine_role(block, role);
+    return gemm_combine::run_role(block, role);
   }
 
   std::string check(std::uint32_t index) override {

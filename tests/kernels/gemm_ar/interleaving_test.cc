@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <optional>
 
-#include "kernels/ops/gemm_ar/roles.h"
+#include "kernels/ops/gemm_ar/run_role.h"
 #include "kernels/ops/gemm_ar/spec.h"
 #include "tests/kernels/support/gemm_simulation.h"
 #include "tests/kernels/support/two_shot_plan.h"
@@ -55,18 +55,7 @@ struct GemmAr {
   static bool run_role(Executor& executor, const Launch& launch, Role role, std::uint32_t index,
                        BlockTotals& totals) {
     GemmArBlock block(executor, launch, role, index, totals);
-    switch (role) {
-      case Role::kCompute:
-        return gemm_ar::compute(block);
-      case Role::kCollect:
-        return gemm_ar::collect(block, launch.blocks.compute);
-      case Role::kReduce:
-        return gemm_ar::reduce(block, SimExecutor::parts(launch));
-      case Role::kSend:
-        return gemm_ar::send(block);
-      default:
-        return gemm_ar::receive(block, SimExecutor::parts(launch));
-    }
+    return gemm_ar::run_role(block, role, SimExecutor::parts(launch));
   }
 };
 

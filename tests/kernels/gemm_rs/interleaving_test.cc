@@ -33,16 +33,7 @@ struct GemmRs : ScatteredRows {
   static bool run_role(Executor& executor, const Launch& launch, Role role, std::uint32_t index,
                        BlockTotals& totals) {
     GemmRsBlock block(executor, launch, role, index, totals);
-    switch (role) {
-      case Role::kCompute:
-        return gemm_rs::compute(block);
-      case Role::kReduce:
-        return gemm_rs::reduce(block, SimExecutor::parts(launch));
-      case Role::kSend:
-        return gemm_rs::send(block);
-      default:
-        return gemm_rs::receive(block, SimExecutor::parts(launch));
-    }
+    return gemm_rs::run_role(block, role, SimExecutor::parts(launch));
   }
 };
 

@@ -5,7 +5,7 @@
 
 #include <optional>
 
-#include "kernels/ops/gemm_rs/roles.h"
+#include "kernels/ops/gemm_rs/run_role.h"
 #include "kernels/ops/gemm_rs/spec.h"
 
 namespace mk::kernels::testing {

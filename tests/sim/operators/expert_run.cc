@@ -3,11 +3,10 @@
 #include <cstring>
 #include <utility>
 
-#include "kernels/ops/combine/protocol.h"
+#include "kernels/ops/combine/run_role.h"
 #include "kernels/ops/combine/spec.h"
 #include "kernels/ops/moe/roles.h"
 #include "kernels/ops/moe/spec.h"
-#include "tests/kernels/combine/run_role.h"
 #include "tests/kernels/moe/run_role.h"
 #include "tests/kernels/support/gather_roles.h"
 #include "tests/sim/operators/operator_run.h"
@@ -233,21 +232,14 @@ class CombineRun : public PlannedRun<CombinePlan, CombineLaunch> {
     return numbers;
   }
   std::vector<RoleThread> threads(const World& world) const override {
-    const RoleBlocks& blocks = setup_.blocks;
-    std::vector<RoleThread> threads;
-    add_role(threads, Role::kCompute, blocks.compute);
-    add_role(threads, Role::kPlan, blocks.plan);
-    add_role(threads, Role::kReceive, blocks.receive);
-    if (world.nodes > 1) add_role(threads, Role::kReduce, blocks.reduce);
-    if (world.nodes > 1) add_role(threads, Role::kSend, blocks.send);
-    return threads;
+    return gemm_combine::threads_of(setup_.blocks, world);
   }
   void begin(std::uint32_t) override {}
   bool run_role(std::uint32_t rank, Role role, std::uint32_t index, BlockTotals& totals,
                 VirtualThreads& threads, RankState& state, const Costs& costs) override {
     CombineExecutor executor(threads, state, costs, role, launches_[rank]);
     CombineBlock<CombineExecutor> block(executor, launches_[rank], role, index, totals);
-    return kernels::testing::run_combine_role(block, role);
+    return gemm_combine::run_role(block, role);
   }
 
  private:

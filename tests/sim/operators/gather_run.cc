@@ -3,13 +3,12 @@
 #include <optional>
 #include <utility>
 
-#include "kernels/ops/ag_gemm/roles.h"
+#include "kernels/ops/ag_gemm/run_role.h"
 #include "kernels/ops/ag_gemm/spec.h"
 #include "kernels/ops/ring/items.h"
 #include "kernels/ops/ring/roles.h"
 #include "kernels/ops/ring/spec.h"
 #include "kernels/plan/operator_work.h"
-#include "tests/kernels/ag_gemm/run_role.h"
 #include "tests/kernels/support/gather_roles.h"
 #include "tests/sim/operators/operator_run.h"
 
@@ -74,7 +73,7 @@ class AgGemmRun : public PlannedRun<AgGemmPlan, AgGemmLaunch> {
     const AgGemmLaunch& launch = launches_[rank];
     AgGemmExecutor executor(threads, state, costs, role, launch);
     AgGemmBlock<AgGemmExecutor> block(executor, launch, role, index, totals);
-    return kernels::testing::run_ag_gemm_role(block, role);
+    return ag_gemm::run_role(block, role);
   }
 };
 

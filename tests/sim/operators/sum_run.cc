@@ -1,9 +1,9 @@
 // GEMM+AllReduce and GEMM+ReduceScatter.
 #include <utility>
 
-#include "kernels/ops/gemm_ar/roles.h"
+#include "kernels/ops/gemm_ar/run_role.h"
 #include "kernels/ops/gemm_ar/spec.h"
-#include "kernels/ops/gemm_rs/roles.h"
+#include "kernels/ops/gemm_rs/run_role.h"
 #include "kernels/ops/gemm_rs/spec.h"
 #include "tests/sim/operators/operator_run.h"
 
@@ -54,6 +54,11 @@ class SumExecutor : public VirtualExecutor {
   double elements_;
 };
 
+/// Every worker of the role has a part of each sum.
+std::uint32_t parts_of(const Launch& launch, Role role) {
+  return role == Role::kReduce ? launch.blocks.reduce : launch.blocks.receive;
+}
+
 struct AllReduce {
   static constexpr const char* kName = "gemm_ar";
   using Plan = GemmArPlan;
@@ -76,18 +81,7 @@ struct AllReduce {
   static bool run_role(Executor& executor, const OperatorLaunch& launch, Role role,
                        std::uint32_t index, BlockTotals& totals) {
     GemmArBlock block(executor, launch, role, index, totals);
-    switch (role) {
-      case Role::kCompute:
-        return gemm_ar::compute(block);
-      case Role::kCollect:
-        return gemm_ar::collect(block, launch.blocks.compute);
-      case Role::kReduce:
-        return gemm_ar::reduce(block, launch.blocks.reduce);
-      case Role::kSend:
-        return gemm_ar::send(block);
-      default:
-        return gemm_ar::receive(block, launch.blocks.receive);
-    }
+    return gemm_ar::run_role(block, role, parts_of(launch, role));
   }
 };
 
@@ -109,16 +103,7 @@ struct ReduceScatter {
   static bool run_role(Executor& executor, const OperatorLaunch& launch, Role role,
                        std::uint32_t index, BlockTotals& totals) {
     GemmRsBlock block(executor, launch, role, index, totals);
-    switch (role) {
-      case Role::kCompute:
-        return gemm_rs::compute(block);
-      case Role::kReduce:
-        return gemm_rs::reduce(block, launch.blocks.reduce);
-      case Role::kSend:
-        return gemm_rs::send(block);
-      default:
-        return gemm_rs::receive(block, launch.blocks.receive);
-    }
+    return gemm_rs::run_role(block, role, parts_of(launch, role));
   }
 };
 
