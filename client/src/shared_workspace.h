@@ -4,7 +4,12 @@
 /// The workspace has the data of the largest: a larger operator enlarges it. Memory of the host
 /// grows where it is. On a GPU another one takes its place, and operators move there.
 ///
-/// On GPUs of several nodes an operator shares with none: nobody there takes turns with the others.
+/// On GPUs of several nodes an operator shares with none. The turns themselves (workspace_turn.h)
+/// need no host, and the kernel of turns could read its flags and counters. But kernels count the
+/// offsets in their commands from the operator's words, and a handle begins with the memory. Their
+/// senders have no register for the difference, and a key of CUDA IPC, by which a daemon opens GPU
+/// memory, names no part of an allocation. An operator that moves would need new arrival flags, too:
+/// its epochs begin anew, and the old flags show the old ones.
 #pragma once
 
 #include <cstdint>
