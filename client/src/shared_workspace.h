@@ -8,8 +8,8 @@
 /// need no host, and the kernel of turns could read its flags and counters. But kernels count the
 /// offsets in their commands from the operator's words, and a handle begins with the memory. Their
 /// senders have no register for the difference, and a key of CUDA IPC, by which a daemon opens GPU
-/// memory, names no part of an allocation. An operator that moves would need new arrival flags, too:
-/// its epochs begin anew, and the old flags show the old ones.
+/// memory, names no part of an allocation. An operator that moves would need new arrival flags,
+/// too: its epochs begin anew, and the old flags show the old ones.
 #pragma once
 
 #include <cstdint>

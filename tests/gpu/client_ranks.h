@@ -38,6 +38,7 @@ struct Work {
   std::uint32_t launches = 6;
   std::uint64_t seed = 1;
   Pace pace = Pace::kOneByOne;
+  bool own_workspace = false;  ///< Tuning's, of a product
   /// Called when a launch is under way; kHeldUp: when it waits.
   std::function<void()> under_way = {};
   /// kLate: called by the last rank before it launches, by the others when they have.
@@ -95,6 +96,7 @@ Result<Operator> create(Session& session, const Work& work,
   tuning.executor = Executor::kCuda;
   tuning.wait_timeout = wait_timeout;
   tuning.compute_sms = compute_sms;
+  tuning.own_workspace = work.own_workspace;
   return Operator::create(session, shape, tuning);
 }
 

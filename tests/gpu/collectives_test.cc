@@ -27,16 +27,12 @@ using kernels::Mode;
 using kernels::Partials;
 using Bytes = std::vector<std::byte>;
 
-struct Setup {
-  std::uint32_t nodes = 1, locals = 1;
+struct Setup : PlacedSetup {
   std::uint32_t m = 0, n = 0;
   DType dtype = DType::kBf16;
   Partials partials = Partials::kElement;
   std::uint32_t chunk_bytes = 0;
-  std::uint32_t devices = 1;
-  kernels::CudaOptions options;
 
-  std::uint32_t world() const { return nodes * locals; }
   std::uint32_t share(std::uint32_t rank, std::uint32_t rows) const {
     return kernels::shard_of(rows, world(), rank).count;
   }
@@ -128,18 +124,20 @@ struct ReduceScatter {
   }
 };
 
-/// A job of one process. Ends the process on anything unexpected but a failed launch.
+struct CollectiveRank : PlacedRank<kernels::CollectiveCuda> {
+  std::unique_ptr<DeviceMemory> input, output;
+  void* from = nullptr;
+};
+
+/// A job of one process.
 template <class Op>
-class Ranks {
+class Ranks : public PlacedRanks<CollectiveRank> {
  public:
-  explicit Ranks(const Setup& setup, const std::uint32_t* abort = nullptr)
-      : setup_(setup), ranks_(setup.world()) {
+  explicit Ranks(const Setup& setup) : PlacedRanks(setup.world()), setup_(setup) {
     kernels::Tiling tiling;
     tiling.chunk_bytes = setup.chunk_bytes;
     const auto plan = or_exit(Op::plan(setup, tiling));
-    const JobPlaces places{setup.nodes, setup.locals, setup.devices, plan.workspace_bytes,
-                           plan.flag_count()};
-    const auto fill_in = [&](Rank& rank, std::uint32_t) {
+    const auto fill_in = [&](CollectiveRank& rank, std::uint32_t) {
       rank.input = std::make_unique<DeviceMemory>(setup.m * setup.row_bytes() + kGuard);
       rank.output = std::make_unique<DeviceMemory>(setup.m * setup.row_bytes() + kGuard);
     };
@@ -147,21 +145,15 @@ class Ranks {
                             const kernels::CudaOptions& options) {
       ranks_[r].op = or_exit(Op::make(plan, context, options));
     };
-    place_ranks(ranks_, proxy_, places, setup.options, abort, fill_in, create);
+    place(setup, plan.workspace_bytes, plan.flag_count(), fill_in, create);
   }
-  ~Ranks() { end_ranks(ranks_, proxy_); }
-  Ranks(const Ranks&) = delete;
-  Ranks& operator=(const Ranks&) = delete;
 
-  void make_current(std::uint32_t rank) const {
-    require(cudaSetDevice(ranks_[rank].device), "cudaSetDevice");
-  }
   /// Draws inputs, in the operator's own memory where it has such and `in_place` says so, poisons
   /// outputs and their guards, and waits.
   void fill(std::uint64_t seed, std::uint32_t m, bool in_place = false) {
     inputs_.clear();
     for (std::uint32_t r = 0; r < setup_.world(); ++r) {
-      Rank& rank = ranks_[r];
+      CollectiveRank& rank = ranks_[r];
       make_current(r);
       inputs_.push_back(drawn(setup_, seed, r, Op::input_rows(setup_, r, m)));
       void* const place = in_place && r % 2 == 0 ? rank.op->input() : nullptr;
@@ -179,7 +171,7 @@ class Ranks {
   }
   Status launch(std::uint32_t r, std::uint32_t m, Mode mode = Mode::kFused) {
     make_current(r);
-    Rank& rank = ranks_[r];
+    CollectiveRank& rank = ranks_[r];
     return rank.op->launch(rank.stream, rank.from, rank.output->data(), m, mode);
   }
   void launch_all(std::uint32_t m, Mode mode) {
@@ -187,12 +179,6 @@ class Ranks {
       const Status launched = launch(r, m, mode);
       ASSERT_TRUE(launched) << launched.error().message;
     }
-  }
-  Status finish(std::uint32_t r) {
-    make_current(r);
-    auto finished = ranks_[r].op->finish(ranks_[r].stream);
-    if (!finished) return propagate(finished);
-    return {};
   }
   Bytes output(std::uint32_t r, std::uint32_t m) {
     make_current(r);
@@ -214,22 +200,11 @@ class Ranks {
     for (std::uint32_t r = 0; r < setup_.world(); ++r)
       ASSERT_EQ("", Op::judge(setup_, inputs_, r, m, output(r, m))) << "rank " << r;
   }
-  cudaStream_t stream(std::uint32_t r) const { return ranks_[r].stream; }
-  kernels::CollectiveCuda& op(std::uint32_t r) { return *ranks_[r].op; }
 
  private:
   static constexpr std::size_t kGuard = 256;
-  struct Rank {
-    int device = 0;
-    cudaStream_t stream = nullptr;
-    std::unique_ptr<DeviceMemory> workspace, input, output;
-    void* from = nullptr;
-    std::unique_ptr<kernels::CollectiveCuda> op;
-  };
 
   Setup setup_;
-  std::vector<Rank> ranks_;
-  std::unique_ptr<HostProxy> proxy_;
   std::vector<Bytes> inputs_;
 };
 
@@ -286,7 +261,7 @@ TYPED_TEST(CollectiveOnGpu, LargeMatricesAreRightOnOneGpuAndOnTwo) {
       setup.locals = locals;
       setup.m = 3000;
       setup.n = 2048;
-      setup.devices = devices;
+      setup.devices = static_cast<int>(devices);
       SCOPED_TRACE(fmt::format("{} x {} on {} GPUs", nodes, locals, devices));
       Ranks<TypeParam> ranks(setup);
       for (const Mode mode : {Mode::kFused, Mode::kUnfused}) {

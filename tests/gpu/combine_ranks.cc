@@ -7,8 +7,6 @@
 #include <utility>
 
 #include "kernels/cuda/host/operator_inputs.h"
-#include "tests/gpu/devices.h"
-#include "tests/gpu/placed_ranks.h"
 #include "tests/gpu/summed_reference.h"
 #include "tests/gpu/transfers.h"
 #include "tests/kernels/combine/handles.h"
@@ -35,37 +33,25 @@ bool CombineSetup::has_kernel() const {
 }
 
 CombineRanks::CombineRanks(const CombineSetup& setup)
-    : setup_(setup), ranks_(setup.world()), routing_(setup.sets) {
+    : PlacedRanks(setup.world()), setup_(setup), routing_(setup.sets) {
   kernels::Tiling tiling = kernels::combine_cuda_tiling();
   tiling.chunk_bytes = setup.chunk_bytes;
   plan_ = or_exit(kernels::CombinePlan::make(setup.nodes, setup.locals, setup.shape, setup.dtype,
                                              tiling, kernels::combine_cuda_steps(setup.nodes)));
   const kernels::CombineShape& shape = plan_.shape;
-  const auto make = [](std::size_t bytes) {
-    return std::make_unique<DeviceMemory>(std::max<std::size_t>(bytes, 16));
-  };
-  const JobPlaces places{setup.nodes, setup.locals, static_cast<std::uint32_t>(setup.devices),
-                         plan_.workspace_bytes(), plan_.flag_count()};
-  const auto fill_in = [&](Rank& rank, std::uint32_t r) {
+  const auto fill_in = [&](CombineRank& rank, std::uint32_t r) {
     const std::size_t here = shard_of(shape.experts, world(), r).count;
-    rank.expert_weights = make(here * shape.hidden * shape.features * 2);
-    rank.out = make(static_cast<std::size_t>(output_elements()) * 2);
+    rank.expert_weights = device_memory(here * shape.hidden * shape.features * 2);
+    rank.out = device_memory(static_cast<std::size_t>(output_elements()) * 2);
     rank.sets.resize(setup.sets);
   };
   const auto create = [&](std::uint32_t r, const kernels::RankContext& context,
                           const kernels::CudaOptions& options) {
     ranks_[r].op = or_exit(kernels::CombineCuda::create(plan_, context, options));
-    // CUDA loads a kernel at its first launch, and may wait for the device to be idle to do so.
     poison_output(r);
     delay(1, stream(r));
   };
-  place_ranks(ranks_, proxy_, places, setup.options, setup.abort, fill_in, create, setup.join);
-}
-
-CombineRanks::~CombineRanks() { end_ranks(ranks_, proxy_); }
-
-void CombineRanks::make_current(std::uint32_t rank) const {
-  require(cudaSetDevice(ranks_[rank].device), "cudaSetDevice");
+  place(setup, plan_.workspace_bytes(), plan_.flag_count(), fill_in, create);
 }
 
 void CombineRanks::fill(const JobRouting& routing, std::uint64_t seed, bool residual,
@@ -76,8 +62,8 @@ void CombineRanks::fill(const JobRouting& routing, std::uint64_t seed, bool resi
   routing_[set] = routing;
   for (std::uint32_t r = 0; r < world(); ++r) {
     make_current(r);
-    Rank& rank = ranks_[r];
-    Set& to = rank.sets[set];
+    CombineRank& rank = ranks_[r];
+    CombineSet& to = rank.sets[set];
     const kernels::testing::RankRouting& its = routing[r];
     const Handle handle =
         kernels::testing::draw_handle(routing, shape.experts, shape.top_k, r, random);
@@ -135,7 +121,7 @@ void CombineRanks::renew_ids(const JobRouting& routing, std::uint32_t set) {
 }
 
 std::uint32_t CombineRanks::spoil_row(std::uint32_t r, std::uint32_t set) {
-  const Set& its = ranks_[r].sets[set];
+  const CombineSet& its = ranks_[r].sets[set];
   const auto rows = from_device<MoeRow>(its.rows->data(), its.input.room);
   if (rows.empty()) return ~0u;
   auto* const y = static_cast<std::uint16_t*>(its.y->data());
@@ -145,15 +131,9 @@ std::uint32_t CombineRanks::spoil_row(std::uint32_t r, std::uint32_t set) {
 
 Status CombineRanks::launch(std::uint32_t r, kernels::Mode mode, std::uint32_t set,
                             cudaStream_t stream) {
-  const Rank& rank = ranks_[r];
+  const CombineRank& rank = ranks_[r];
   return rank.op->launch(stream != nullptr ? stream : rank.stream, rank.sets[set].input,
                          rank.out->data(), mode);
-}
-
-Status CombineRanks::finish(std::uint32_t r) {
-  auto finished = op(r).finish(stream(r));
-  if (!finished) return propagate(finished);
-  return {};
 }
 
 void CombineRanks::poison_output(std::uint32_t r) {

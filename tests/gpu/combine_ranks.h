@@ -12,43 +12,34 @@
 
 #include "kernels/ops/combine/sm90.h"
 #include "tests/gpu/combine_reference.h"
-#include "tests/gpu/host_proxy.h"
 #include "tests/gpu/moe_ranks.h"
 
 namespace mk::test {
 
-struct CombineSetup {
-  std::uint32_t nodes = 1;
-  std::uint32_t locals = 1;
-  int devices = 1;  ///< ranks are dealt out to so many
+struct CombineSetup : PlacedSetup {
   kernels::CombineShape shape;
   kernels::DType dtype = kernels::DType::kBf16;
   std::uint32_t chunk_bytes = 0;  ///< 0: the plan's
-  kernels::CudaOptions options;
-  const std::uint32_t* abort = nullptr;  ///< every rank's session abort word
-  JoinNodes join;                        ///< JobSetup::join
-  std::uint32_t sets = 1;                ///< of inputs that lie ready
+  std::uint32_t sets = 1;         ///< of inputs that lie ready
 
-  std::uint32_t world() const { return nodes * locals; }
   /// Whether this build has the kernel.
   bool has_kernel() const;
 };
 
-/// Ends the process on anything unexpected but a failed launch.
-class CombineRanks {
+struct CombineSet {
+  std::unique_ptr<DeviceMemory> y, rows, offsets, ids, residual;
+  kernels::CombineDeviceInput input;
+};
+struct CombineRank : PlacedRank<kernels::CombineCuda> {
+  std::unique_ptr<DeviceMemory> expert_weights, out;
+  std::vector<CombineSet> sets;
+};
+
+class CombineRanks : public PlacedRanks<CombineRank> {
  public:
   explicit CombineRanks(const CombineSetup& setup);
-  ~CombineRanks();
-  CombineRanks(const CombineRanks&) = delete;
-  CombineRanks& operator=(const CombineRanks&) = delete;
 
   const kernels::CombinePlan& plan() const { return plan_; }
-  std::uint32_t world() const { return setup_.world(); }
-  kernels::CombineCuda& op(std::uint32_t rank) { return *ranks_[rank].op; }
-  cudaStream_t stream(std::uint32_t rank) const { return ranks_[rank].stream; }
-  int device(std::uint32_t rank) const { return ranks_[rank].device; }
-  void make_current(std::uint32_t rank) const;
-  HostProxy* proxy() { return proxy_.get(); }
 
   /// Another routing, handles for it, and fresh rows and weights, for launches with this set;
   /// poisons all outputs; waits.
@@ -66,8 +57,6 @@ class CombineRanks {
   std::uint32_t spoil_row(std::uint32_t rank, std::uint32_t set = 0);
   Status launch(std::uint32_t rank, kernels::Mode mode = kernels::Mode::kFused,
                 std::uint32_t set = 0, cudaStream_t stream = nullptr);
-  /// The last launch's error, or none; waits.
-  Status finish(std::uint32_t rank);
 
   /// Every element after a launch with that set; what is behind the tokens must be poisoned still,
   /// unless launches before have been `behind` them. Empty, or what is wrong.
@@ -81,17 +70,6 @@ class CombineRanks {
   double worst() const { return worst_; }
 
  private:
-  struct Set {
-    std::unique_ptr<DeviceMemory> y, rows, offsets, ids, residual;
-    kernels::CombineDeviceInput input;
-  };
-  struct Rank {
-    int device = 0;
-    cudaStream_t stream = nullptr;
-    std::unique_ptr<DeviceMemory> workspace, expert_weights, out;
-    std::vector<Set> sets;
-    std::unique_ptr<kernels::CombineCuda> op;
-  };
   std::int64_t output_elements() const {
     return std::int64_t{plan_.shape.tokens_max} * plan_.shape.hidden;
   }
@@ -101,8 +79,6 @@ class CombineRanks {
 
   CombineSetup setup_;
   kernels::CombinePlan plan_;
-  std::vector<Rank> ranks_;
-  std::unique_ptr<HostProxy> proxy_;
   std::vector<JobRouting> routing_;  ///< by set
   double worst_ = 0;
 };

@@ -2,23 +2,12 @@
 // and has the same bits in every run. Launches come without a pause and from graphs. Handles do not
 // fit, or were left by a Dispatch+GEMM without room. Ranks are missing. The whole layer runs, too,
 // both kernels one after the other.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <chrono>
-#include <cstdlib>
-#include <random>
 #include <string>
-#include <thread>
 #include <vector>
 
-#include "shm/atomic.h"
 #include "tests/gpu/combine_ranks.h"
-#include "tests/gpu/devices.h"
 #include "tests/gpu/graphs.h"
-#include "tests/gpu/products.h"
-#include "tests/gpu/summed_reference.h"
+#include "tests/gpu/routed_fixture.h"
 
 namespace mk::test {
 namespace {
@@ -29,75 +18,15 @@ using kernels::CombineShape;
 using kernels::DType;
 using kernels::Mode;
 using kernels::MoeEpilogue;
-using kernels::testing::draw_routing;
 using kernels::testing::kSkews;
 using kernels::testing::Skew;
 using testing::HasSubstr;
-using namespace std::chrono_literals;
-
-/// See moe_test.cc.
-[[maybe_unused]] const int kConnections = ::setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 1);
 
 constexpr CombinePartials kElement = CombinePartials::kElement;
 constexpr CombinePartials kF32 = CombinePartials::kF32;
 
-struct CombineWorld {
-  std::uint32_t nodes;
-  std::uint32_t locals;
-  int devices;
-};
-
-class CombineOnGpus : public testing::TestWithParam<CombineWorld> {
+class CombineOnGpus : public RoutedOnGpus<CombineSetup, CombineRanks> {
  protected:
-  void SetUp() override {
-    if (device_count() < GetParam().devices)
-      GTEST_SKIP() << "needs " << GetParam().devices << " CUDA devices";
-  }
-  void TearDown() override {
-    if (worst_ > 0) RecordProperty("worst_error_over_bound", std::to_string(worst_));
-  }
-  static std::uint32_t world() { return GetParam().nodes * GetParam().locals; }
-  static CombineSetup setup(const CombineShape& shape) {
-    CombineSetup setup;
-    setup.nodes = GetParam().nodes;
-    setup.locals = GetParam().locals;
-    setup.devices = GetParam().devices;
-    setup.shape = shape;
-    setup.options.wait_timeout = 10s;
-    return setup;
-  }
-
-  JobRouting draw(const CombineRanks& ranks, Skew skew, bool uneven) {
-    const CombineShape& shape = ranks.plan().shape;
-    return draw_routing(world(), shape.experts, shape.top_k, shape.tokens_max, skew, uneven,
-                        random_);
-  }
-  void launch_all(CombineRanks& ranks, Mode mode, bool late, std::uint32_t set = 0) {
-    for (std::uint32_t r = 0; r < ranks.world(); ++r) {
-      if (late && random_() % 3 == 0) {
-        ranks.make_current(r);
-        delay(random_() % 200'000, ranks.stream(r));
-      }
-      const Status launched = ranks.launch(r, mode, set);
-      ASSERT_TRUE(launched) << launched.error().message;
-    }
-  }
-  void finish_all(CombineRanks& ranks) {
-    for (std::uint32_t r = 0; r < ranks.world(); ++r) {
-      const Status finished = ranks.finish(r);
-      ASSERT_TRUE(finished) << finished.error().message << "\n" << ranks.op(r).progress();
-    }
-  }
-  void judge_all(CombineRanks& ranks, std::uint32_t set = 0, bool behind = false) {
-    for (std::uint32_t r = 0; r < ranks.world(); ++r) ASSERT_EQ(ranks.judge(r, set, behind), "");
-    worst_ = std::max(worst_, ranks.worst());
-  }
-  void check(CombineRanks& ranks, Mode mode = Mode::kFused) {
-    launch_all(ranks, mode, true);
-    if (HasFatalFailure()) return;
-    finish_all(ranks);
-    if (!HasFatalFailure()) judge_all(ranks);
-  }
   /// Each rank's error; all outputs are as they were.
   std::vector<std::string> refused(CombineRanks& ranks, ErrorCode code) {
     std::vector<std::string> texts;
@@ -112,9 +41,6 @@ class CombineOnGpus : public testing::TestWithParam<CombineWorld> {
     }
     return texts;
   }
-
-  std::mt19937_64 random_{std::random_device{}()};
-  double worst_ = 0;
 };
 
 /// E a multiple of W and not, fewer experts than ranks, every expert of each token; sides that are
@@ -153,7 +79,7 @@ TEST_P(CombineOnGpus, EveryElementOfManyRoutings) {
 /// Few tiles and all roles: what compute-sanitizer can run.
 TEST_P(CombineOnGpus, SmallShapes) {
   for (const CombinePartials partials : {kElement, kF32}) {
-    CombineSetup with = setup({40, 48, 64, 4, 2, partials});
+    CombineSetup with = setup(CombineShape{40, 48, 64, 4, 2, partials});
     with.options.wait_timeout = 20s;
     CombineRanks ranks(with);
     for (const Skew skew : {Skew::kUniform, Skew::kSparse}) {
@@ -165,20 +91,14 @@ TEST_P(CombineOnGpus, SmallShapes) {
 }
 
 TEST_P(CombineOnGpus, SmallChunks) {
-  CombineSetup with = setup({500, 72, 136, 9, 3, kElement});
+  CombineSetup with = setup(CombineShape{500, 72, 136, 9, 3, kElement});
   with.chunk_bytes = 1024;
-  CombineRanks ranks(with);
-  if (ranks.proxy() != nullptr) ranks.proxy()->dawdle(true);
-  for (int i = 0; i < 4; ++i) {
-    ranks.fill(draw(ranks, Skew::kUniform, true), fresh_seed());
-    check(ranks);
-    if (HasFatalFailure()) return;
-  }
+  check_dawdling(with);
 }
 
 TEST_P(CombineOnGpus, ANanStaysInItsToken) {
   for (const CombinePartials partials : {kElement, kF32}) {
-    CombineRanks ranks(setup({260, 96, 192, 6, 2, partials}));
+    CombineRanks ranks(setup(CombineShape{260, 96, 192, 6, 2, partials}));
     for (int turn = 0; turn < 3; ++turn) {
       ranks.fill(draw(ranks, Skew::kUniform, false), fresh_seed());
       ASSERT_NE(ranks.spoil_row(static_cast<std::uint32_t>(random_() % world())), ~0u);
@@ -189,45 +109,16 @@ TEST_P(CombineOnGpus, ANanStaysInItsToken) {
 }
 
 TEST_P(CombineOnGpus, SameBitsInEveryRun) {
-  CombineRanks ranks(setup({500, 520, 264, 11, 4, kElement}));
+  CombineRanks ranks(setup(CombineShape{500, 520, 264, 11, 4, kElement}));
   const JobRouting routing = draw(ranks, Skew::kUniform, true);
-  const std::uint64_t seed = fresh_seed();
-  std::vector<std::vector<std::uint16_t>> first;
-  for (int run = 0; run < 10; ++run) {
-    SCOPED_TRACE("run " + std::to_string(run));
-    ranks.fill(routing, seed, true);
-    launch_all(ranks, run % 4 == 3 ? Mode::kUnfused : Mode::kFused, true);
-    finish_all(ranks);
-    if (HasFatalFailure()) return;
-    if (run == 0) judge_all(ranks);
-    for (std::uint32_t r = 0; r < ranks.world(); ++r) {
-      if (run == 0) {
-        first.push_back(ranks.output(r));
-      } else {
-        ASSERT_EQ(ranks.output(r), first[r]) << "rank " << r;
-      }
-    }
-    if (HasFatalFailure()) return;
-  }
+  check_same_bits(ranks, [&](std::uint64_t seed) { ranks.fill(routing, seed, true); });
 }
 
-/// On the streams, one after the other, each with another routing than the one before: the last
-/// one's results are judged.
 TEST_P(CombineOnGpus, AThousandLaunchesWithoutAPause) {
-  constexpr std::uint32_t kSets = 4;
-  CombineSetup with = setup({300, 64, 128, 10, 3, kElement});
-  with.sets = kSets;
-  CombineRanks ranks(with);
-  for (std::uint32_t set = 0; set < kSets; ++set)
-    ranks.fill(draw(ranks, kSkews[random_() % std::size(kSkews)], true), 5, false, set);
-  for (std::uint32_t last = 0; last < kSets; ++last) {
-    for (std::uint32_t i = 0; i < 250; ++i)
-      launch_all(ranks, Mode::kFused, false, (last + i + 1) % kSets);
-    finish_all(ranks);
-    if (HasFatalFailure()) return;
-    judge_all(ranks, (last + 250) % kSets, true);
-    if (HasFatalFailure()) return;
-  }
+  check_without_a_pause(setup(CombineShape{300, 64, 128, 10, 3, kElement}), 250,
+                        [](CombineRanks& ranks, const JobRouting& routing, std::uint32_t set) {
+                          ranks.fill(routing, 5, false, set);
+                        });
 }
 
 /// Both kernels of each rank in one graph, which is replayed with fresh routing.
@@ -239,7 +130,7 @@ TEST_P(CombineOnGpus, TheWholeLayerAsAGraph) {
   dispatch.shape = {200, 256, 136, 8, 2, 0, MoeEpilogue::kGatedSilu};
   dispatch.options.wait_timeout = 10s;
   MoeRanks moe(dispatch);
-  CombineRanks ranks(setup({200, 256, 136, 8, 2, kElement}));
+  CombineRanks ranks(setup(CombineShape{200, 256, 136, 8, 2, kElement}));
   JobRouting routing = draw(ranks, Skew::kUniform, false);
   moe.fill(routing, fresh_seed());
   ranks.take(moe, routing);
@@ -272,7 +163,7 @@ TEST_P(CombineOnGpus, TheWholeLayerAsAGraph) {
 /// A rank whose Dispatch+GEMM had no room: every rank's combine fails and names it; the next
 /// launch is right.
 TEST_P(CombineOnGpus, ADispatchWithoutRoomFailsEveryRanksCombine) {
-  CombineRanks ranks(setup({300, 64, 128, 10, 3, kElement}));
+  CombineRanks ranks(setup(CombineShape{300, 64, 128, 10, 3, kElement}));
   for (int turn = 0; turn < 3; ++turn) {
     ranks.fill(draw(ranks, Skew::kUniform, false), fresh_seed());
     const auto full = static_cast<std::uint32_t>(random_() % world());
@@ -295,7 +186,7 @@ TEST_P(CombineOnGpus, ADispatchWithoutRoomFailsEveryRanksCombine) {
 
 /// Rows of another routing than the ids: whose tokens they are not says so.
 TEST_P(CombineOnGpus, HandlesThatDoNotFitAreRefused) {
-  CombineSetup with = setup({200, 64, 128, 10, 3, kElement});
+  CombineSetup with = setup(CombineShape{200, 64, 128, 10, 3, kElement});
   with.sets = 2;
   CombineRanks ranks(with);
   for (int turn = 0; turn < 2; ++turn) {
@@ -318,7 +209,7 @@ TEST_P(CombineOnGpus, HandlesThatDoNotFitAreRefused) {
 
 /// An id that is no expert's, and a row that is nobody's: refused by name, on the GPU.
 TEST_P(CombineOnGpus, WhatMakesNoSenseIsNamed) {
-  CombineRanks ranks(setup({200, 64, 128, 10, 3, kElement}));
+  CombineRanks ranks(setup(CombineShape{200, 64, 128, 10, 3, kElement}));
   JobRouting routing = draw(ranks, Skew::kUniform, false);
   const std::int32_t id = routing[0].ids[100];
   routing[0].ids[100] = 77;
@@ -347,62 +238,16 @@ TEST_P(CombineOnGpus, WhatMakesNoSenseIsNamed) {
 
 TEST_P(CombineOnGpus, AMissingRankEndsTheLaunchWithinTheDeadline) {
   if (world() == 1) GTEST_SKIP() << "needs several ranks";
-  CombineSetup with = setup({200, 64, 128, 8, 2, kElement});
-  with.options.wait_timeout = 200ms;
-  CombineRanks ranks(with);
-  ranks.fill(draw(ranks, Skew::kUniform, false), fresh_seed());
-  check(ranks);
-  const std::uint32_t missing = world() - 1;
-  const auto begin = std::chrono::steady_clock::now();
-  for (std::uint32_t r = 0; r < missing; ++r) ASSERT_TRUE(ranks.launch(r));
-  bool named = false;
-  std::string texts;
-  for (std::uint32_t r = 0; r < missing; ++r) {
-    const Status finished = ranks.finish(r);
-    ASSERT_FALSE(finished);
-    const std::string& text = finished.error().message;
-    texts += text + "\n";
-    named |= text.find("for rank " + std::to_string(missing)) != std::string::npos;
-    EXPECT_THAT(text, HasSubstr("gemm_combine launch 2 on rank " + std::to_string(r)));
-    const Status again = ranks.launch(r);
-    ASSERT_FALSE(again);
-    EXPECT_EQ(again.error().message, text);
-  }
-  EXPECT_TRUE(named) << texts;
-  EXPECT_LT(std::chrono::steady_clock::now() - begin, 5s);
-  ASSERT_TRUE(ranks.launch(missing));
-  (void)ranks.finish(missing);
-  CombineRanks fresh(setup({200, 64, 128, 8, 2, kElement}));
-  fresh.fill(draw(fresh, Skew::kUniform, false), fresh_seed());
-  check(fresh);
+  check_a_missing_rank(setup(CombineShape{200, 64, 128, 8, 2, kElement}), "gemm_combine");
 }
 
 TEST_P(CombineOnGpus, AnAbortWordInHostMemoryEndsTheLaunch) {
   if (world() == 1) GTEST_SKIP() << "needs several ranks";
-  void* word = nullptr;
-  require(cudaHostAlloc(&word, 64, cudaHostAllocMapped | cudaHostAllocPortable), "abort word");
-  auto* abort = static_cast<std::uint32_t*>(word);
-  *abort = 0;
-  {
-    CombineSetup with = setup({200, 64, 128, 8, 2, kElement});
-    with.abort = abort;
-    CombineRanks ranks(with);
-    ranks.fill(draw(ranks, Skew::kUniform, false), fresh_seed());
-    check(ranks);
-    for (std::uint32_t r = 1; r < world(); ++r) ASSERT_TRUE(ranks.launch(r));
-    std::this_thread::sleep_for(50ms);
-    shm::store_release(abort, 1u);
-    for (std::uint32_t r = 1; r < world(); ++r) {
-      const Status finished = ranks.finish(r);
-      ASSERT_FALSE(finished);
-      EXPECT_EQ(finished.error().code, ErrorCode::kAborted) << finished.error().message;
-    }
-  }
-  require(cudaFreeHost(word), "abort word");
+  check_an_abort(setup(CombineShape{200, 64, 128, 8, 2, kElement}));
 }
 
 TEST_P(CombineOnGpus, WrongArgumentsAreRefusedAndChangeNothing) {
-  CombineRanks ranks(setup({100, 64, 64, 4, 2, kElement}));
+  CombineRanks ranks(setup(CombineShape{100, 64, 64, 4, 2, kElement}));
   ranks.fill(draw(ranks, Skew::kUniform, false), fresh_seed());
   const kernels::CombineDeviceInput right = ranks.input(0);
   const auto refused_as = [&](const char* text) {
@@ -422,17 +267,8 @@ TEST_P(CombineOnGpus, WrongArgumentsAreRefusedAndChangeNothing) {
   check(ranks);
 }
 
-INSTANTIATE_TEST_SUITE_P(Worlds, CombineOnGpus,
-                         testing::Values(CombineWorld{1, 1, 1}, CombineWorld{1, 2, 1},
-                                         CombineWorld{1, 4, 1}, CombineWorld{2, 1, 1},
-                                         CombineWorld{2, 2, 1}, CombineWorld{4, 1, 1},
-                                         CombineWorld{1, 2, 2}, CombineWorld{1, 4, 4},
-                                         CombineWorld{2, 1, 2}, CombineWorld{2, 2, 4}),
-                         [](const auto& world) {
-                           return std::to_string(world.param.nodes) + "x" +
-                                  std::to_string(world.param.locals) + "_on_" +
-                                  std::to_string(world.param.devices);
-                         });
+INSTANTIATE_TEST_SUITE_P(Worlds, CombineOnGpus, testing::ValuesIn(kRoutedWorlds),
+                         name_of_world<GpuWorld>);
 
 }  // namespace
 }  // namespace mk::test

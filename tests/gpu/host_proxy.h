@@ -77,21 +77,4 @@ kernels::RankContext rank_context(std::uint32_t nodes, std::uint32_t locals, std
                                   const std::vector<std::byte*>& workspaces,
                                   const std::uint32_t* abort, const HostProxy* proxy);
 
-/// Ends a job in one process: all streams first, then the proxy, which their launches may wait for,
-/// then the operators. A `Rank` has a device, a stream and an operator.
-template <class Rank>
-void end_ranks(std::vector<Rank>& ranks, std::unique_ptr<HostProxy>& proxy) {
-  for (Rank& rank : ranks) {
-    require(cudaSetDevice(rank.device), "cudaSetDevice");
-    cudaStreamSynchronize(rank.stream);
-  }
-  proxy.reset();
-  for (Rank& rank : ranks) {
-    require(cudaSetDevice(rank.device), "cudaSetDevice");
-    cudaStreamDestroy(rank.stream);
-    rank.op.reset();
-  }
-  cudaSetDevice(0);
-}
-
 }  // namespace mk::test

@@ -5,8 +5,6 @@
 #include <algorithm>
 
 #include "kernels/cuda/host/operator_inputs.h"
-#include "tests/gpu/devices.h"
-#include "tests/gpu/placed_ranks.h"
 #include "tests/gpu/summed_reference.h"
 #include "tests/gpu/transfers.h"
 
@@ -43,7 +41,7 @@ bool MoeSetup::has_kernel() const {
 }
 
 MoeRanks::MoeRanks(const MoeSetup& setup)
-    : setup_(setup), ranks_(setup.world()), routing_(setup.sets), sources_(setup.sets) {
+    : PlacedRanks(setup.world()), setup_(setup), routing_(setup.sets), sources_(setup.sets) {
   kernels::Tiling tiling = kernels::moe_dispatch_cuda_tiling();
   tiling.chunk_bytes = setup.chunk_bytes;
   tiling.banks = setup.banks;
@@ -52,36 +50,24 @@ MoeRanks::MoeRanks(const MoeSetup& setup)
   plan_ = or_exit(kernels::MoeDispatchPlan::make(setup.nodes, setup.locals, setup.shape,
                                                  setup.dtype, tiling, way));
   const kernels::MoeDispatchShape& shape = plan_.shape;
-  const auto make = [](std::size_t bytes) {
-    return std::make_unique<DeviceMemory>(std::max<std::size_t>(bytes, 16));
-  };
   const std::size_t slots = std::size_t{shape.tokens_max} * shape.top_k;
-  const JobPlaces places{setup.nodes, setup.locals, static_cast<std::uint32_t>(setup.devices),
-                         plan_.workspace_bytes(), plan_.flag_count()};
-  const auto fill_in = [&](Rank& rank, std::uint32_t r) {
+  const auto fill_in = [&](MoeRank& rank, std::uint32_t r) {
     const std::size_t here = kernels::shard_of(shape.experts, world(), r).count;
-    rank.expert_weights = make(here * shape.hidden * shape.weight_columns() * 2);
-    rank.bias = make(here * shape.weight_columns() * 2);
-    rank.y = make(static_cast<std::size_t>(output_elements()) * 2);
+    rank.expert_weights = device_memory(here * shape.hidden * shape.weight_columns() * 2);
+    rank.bias = device_memory(here * shape.weight_columns() * 2);
+    rank.y = device_memory(static_cast<std::size_t>(output_elements()) * 2);
     for (std::uint32_t set = 0; set < setup.sets; ++set) {
-      rank.sets.push_back({make(std::size_t{shape.tokens_max} * shape.hidden * 2), make(slots * 4),
-                           make(slots * 4)});
+      rank.sets.push_back({device_memory(std::size_t{shape.tokens_max} * shape.hidden * 2),
+                           device_memory(slots * 4), device_memory(slots * 4)});
     }
   };
   const auto create = [&](std::uint32_t r, const kernels::RankContext& context,
                           const kernels::CudaOptions& options) {
     ranks_[r].op = or_exit(kernels::MoeDispatchCuda::create(plan_, context, options));
-    // CUDA loads a kernel at its first launch, and may wait for the device to be idle to do so.
     poison(ranks_[r].y->data(), 8, stream(r));
     delay(1, stream(r));
   };
-  place_ranks(ranks_, proxy_, places, setup.options, setup.abort, fill_in, create, setup.join);
-}
-
-MoeRanks::~MoeRanks() { end_ranks(ranks_, proxy_); }
-
-void MoeRanks::make_current(std::uint32_t rank) const {
-  require(cudaSetDevice(ranks_[rank].device), "cudaSetDevice");
+  place(setup, plan_.workspace_bytes(), plan_.flag_count(), fill_in, create);
 }
 
 void MoeRanks::fill(const JobRouting& routing, std::uint64_t seed, std::uint32_t set) {
@@ -92,7 +78,7 @@ void MoeRanks::fill(const JobRouting& routing, std::uint64_t seed, std::uint32_t
   last_set_ = set;
   for (std::uint32_t r = 0; r < world(); ++r) {
     make_current(r);
-    Rank& rank = ranks_[r];
+    MoeRank& rank = ranks_[r];
     const kernels::testing::RankRouting& its = routing[r];
     to_device(*rank.sets[set].ids, its.ids);
     to_device(*rank.sets[set].weights, its.weights);
@@ -119,7 +105,7 @@ void MoeRanks::spoil_token(std::uint32_t rank, std::uint32_t token) {
 
 Status MoeRanks::launch(std::uint32_t r, kernels::Mode mode, std::uint32_t set,
                         std::uint32_t capacity) {
-  const Rank& rank = ranks_[r];
+  const MoeRank& rank = ranks_[r];
   kernels::MoeDispatchInput input;
   input.tokens = rank.sets[set].tokens->data();
   input.ids = static_cast<const std::int32_t*>(rank.sets[set].ids->data());
@@ -129,12 +115,6 @@ Status MoeRanks::launch(std::uint32_t r, kernels::Mode mode, std::uint32_t set,
   if (plan_.shape.bias) input.bias = rank.bias->data();
   return rank.op->launch(rank.stream, input, rank.y->data(),
                          std::min(capacity, plan_.shape.rows_max), mode);
-}
-
-Status MoeRanks::finish(std::uint32_t r) {
-  auto finished = op(r).finish(stream(r));
-  if (!finished) return propagate(finished);
-  return {};
 }
 
 tools::MoeReference MoeRanks::reference(std::uint32_t rank, std::uint32_t set) const {

@@ -14,48 +14,39 @@
 #include "client/tools/numeric/moe_reference.h"
 #include "kernels/ops/moe/sm90.h"
 #include "tests/gpu/grouped_reference.h"
-#include "tests/gpu/host_proxy.h"
+#include "tests/gpu/placed_ranks.h"
 #include "tests/kernels/moe/routing_cases.h"
 
 namespace mk::test {
 
 using JobRouting = std::vector<kernels::testing::RankRouting>;
 
-struct MoeSetup {
-  std::uint32_t nodes = 1;
-  std::uint32_t locals = 1;
-  int devices = 1;  ///< ranks are dealt out to so many
+struct MoeSetup : PlacedSetup {
   kernels::MoeDispatchShape shape;
   kernels::DType dtype = kernels::DType::kBf16;
   kernels::GatherKind kind = kernels::GatherKind::kBroadcast;
   std::uint32_t chunk_bytes = 0;  ///< 0: the plan's
   std::uint32_t banks = 0;        ///< likewise
-  kernels::CudaOptions options;
-  const std::uint32_t* abort = nullptr;  ///< every rank's session abort word
-  JoinNodes join;                        ///< JobSetup::join
-  std::uint32_t sets = 1;                ///< of inputs that lie ready
+  std::uint32_t sets = 1;         ///< of inputs that lie ready
 
-  std::uint32_t world() const { return nodes * locals; }
   /// Whether this build has the kernel.
   bool has_kernel() const;
 };
 
-/// Ends the process on anything unexpected but a failed launch.
-class MoeRanks {
+struct MoeSet {
+  std::unique_ptr<DeviceMemory> tokens, ids, weights;
+};
+struct MoeRank : PlacedRank<kernels::MoeDispatchCuda> {
+  std::unique_ptr<DeviceMemory> expert_weights, bias, y;
+  std::vector<MoeSet> sets;
+};
+
+class MoeRanks : public PlacedRanks<MoeRank> {
  public:
   explicit MoeRanks(const MoeSetup& setup);
-  ~MoeRanks();
-  MoeRanks(const MoeRanks&) = delete;
-  MoeRanks& operator=(const MoeRanks&) = delete;
 
   const MoeSetup& setup() const { return setup_; }
   const kernels::MoeDispatchPlan& plan() const { return plan_; }
-  std::uint32_t world() const { return setup_.world(); }
-  kernels::MoeDispatchCuda& op(std::uint32_t rank) { return *ranks_[rank].op; }
-  cudaStream_t stream(std::uint32_t rank) const { return ranks_[rank].stream; }
-  int device(std::uint32_t rank) const { return ranks_[rank].device; }
-  void make_current(std::uint32_t rank) const;
-  HostProxy* proxy() { return proxy_.get(); }
 
   /// Another routing, and fresh tokens and weights, for launches with this set; poisons all
   /// outputs; waits. A captured launch takes what is there when it runs.
@@ -65,8 +56,6 @@ class MoeRanks {
   /// With room for `capacity` rows; by default for as many as the plan has.
   Status launch(std::uint32_t rank, kernels::Mode mode = kernels::Mode::kFused,
                 std::uint32_t set = 0, std::uint32_t capacity = ~0u);
-  /// The last launch's error, or none; waits.
-  Status finish(std::uint32_t rank);
 
   /// Rows that a rank gets of the set's routing.
   std::uint32_t rows(std::uint32_t rank, std::uint32_t set = 0) const;
@@ -85,16 +74,6 @@ class MoeRanks {
 
  private:
   static constexpr std::uint32_t kGuardRows = 70;
-  struct Set {
-    std::unique_ptr<DeviceMemory> tokens, ids, weights;
-  };
-  struct Rank {
-    int device = 0;
-    cudaStream_t stream = nullptr;
-    std::unique_ptr<DeviceMemory> workspace, expert_weights, bias, y;
-    std::vector<Set> sets;
-    std::unique_ptr<kernels::MoeDispatchCuda> op;
-  };
   std::int64_t output_elements() const {
     return (std::int64_t{plan_.shape.rows_max} + kGuardRows) * plan_.shape.features;
   }
@@ -103,8 +82,6 @@ class MoeRanks {
 
   MoeSetup setup_;
   kernels::MoeDispatchPlan plan_;
-  std::vector<Rank> ranks_;
-  std::unique_ptr<HostProxy> proxy_;
   std::vector<JobRouting> routing_;                     ///< by set
   std::vector<std::vector<tools::MoeSource>> sources_;  ///< by set, then rank; without values
   std::uint32_t last_set_ = 0;

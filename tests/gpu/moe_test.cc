@@ -2,23 +2,12 @@
 // against float64. It holds at any skew, with the same bits in every run. Launches come without a
 // pause and from graphs, with routing that changes. Some launches have routing that makes no sense,
 // rows that do not fit, or lack a rank.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <chrono>
-#include <cstdlib>
-#include <random>
 #include <string>
-#include <thread>
 #include <vector>
 
-#include "shm/atomic.h"
-#include "tests/gpu/devices.h"
 #include "tests/gpu/graphs.h"
 #include "tests/gpu/moe_ranks.h"
-#include "tests/gpu/products.h"
-#include "tests/gpu/summed_reference.h"
+#include "tests/gpu/routed_fixture.h"
 
 namespace mk::test {
 namespace {
@@ -29,77 +18,11 @@ using kernels::GatherKind;
 using kernels::Mode;
 using kernels::MoeDispatchShape;
 using kernels::MoeEpilogue;
-using kernels::testing::draw_routing;
 using kernels::testing::kSkews;
 using kernels::testing::Skew;
 using testing::HasSubstr;
-using namespace std::chrono_literals;
 
-/// All ranks and proxies are one process here. With CUDA's 8 connections to a GPU, a proxy's copy
-/// may get in line behind launches that wait for it.
-[[maybe_unused]] const int kConnections = ::setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 1);
-
-struct MoeWorld {
-  std::uint32_t nodes;
-  std::uint32_t locals;
-  int devices;
-};
-
-class MoeDispatchOnGpus : public testing::TestWithParam<MoeWorld> {
- protected:
-  void SetUp() override {
-    if (device_count() < GetParam().devices)
-      GTEST_SKIP() << "needs " << GetParam().devices << " CUDA devices";
-  }
-  static std::uint32_t world() { return GetParam().nodes * GetParam().locals; }
-  static MoeSetup setup(const MoeDispatchShape& shape) {
-    MoeSetup setup;
-    setup.nodes = GetParam().nodes;
-    setup.locals = GetParam().locals;
-    setup.devices = GetParam().devices;
-    setup.shape = shape;
-    setup.options.wait_timeout = 10s;
-    return setup;
-  }
-
-  JobRouting draw(const MoeRanks& ranks, Skew skew, bool uneven) {
-    const MoeDispatchShape& shape = ranks.plan().shape;
-    return draw_routing(world(), shape.experts, shape.top_k, shape.tokens_max, skew, uneven,
-                        random_);
-  }
-  void launch_all(MoeRanks& ranks, Mode mode, bool late, std::uint32_t set = 0) {
-    for (std::uint32_t r = 0; r < ranks.world(); ++r) {
-      if (late && random_() % 3 == 0) {
-        ranks.make_current(r);
-        delay(random_() % 200'000, ranks.stream(r));
-      }
-      const Status launched = ranks.launch(r, mode, set);
-      ASSERT_TRUE(launched) << launched.error().message;
-    }
-  }
-  void finish_all(MoeRanks& ranks) {
-    for (std::uint32_t r = 0; r < ranks.world(); ++r) {
-      const Status finished = ranks.finish(r);
-      ASSERT_TRUE(finished) << finished.error().message;
-    }
-  }
-  void judge_all(MoeRanks& ranks, std::uint32_t set = 0, bool behind = false) {
-    for (std::uint32_t r = 0; r < ranks.world(); ++r) ASSERT_EQ(ranks.judge(r, set, behind), "");
-    worst_ = std::max(worst_, ranks.worst());
-  }
-  void check(MoeRanks& ranks, Mode mode) {
-    launch_all(ranks, mode, true);
-    if (HasFatalFailure()) return;
-    finish_all(ranks);
-    if (!HasFatalFailure()) judge_all(ranks);
-  }
-  void TearDown() override {
-    if (worst_ > 0) RecordProperty("worst_error_over_bound", std::to_string(worst_));
-  }
-
-  std::mt19937_64 random_{std::random_device{}()};
-  double worst_ = 0;
-};
+class MoeDispatchOnGpus : public RoutedOnGpus<MoeSetup, MoeRanks> {};
 
 /// E a multiple of W and not, fewer experts than ranks, every expert of each token; sides that are
 /// multiples of 8 and of no tile; every skew, with different numbers of tokens, and with none.
@@ -146,7 +69,7 @@ TEST_P(MoeDispatchOnGpus, EveryElementOfManyRoutings) {
 /// Few tiles and all roles: what compute-sanitizer, which slows a kernel a hundredfold, can run.
 TEST_P(MoeDispatchOnGpus, SmallShapes) {
   for (const MoeEpilogue epilogue : {MoeEpilogue::kNone, MoeEpilogue::kGatedSilu}) {
-    MoeSetup with = setup({40, 64, 48, 4, 2, 0, epilogue});
+    MoeSetup with = setup(MoeDispatchShape{40, 64, 48, 4, 2, 0, epilogue});
     with.options.wait_timeout = 20s;
     MoeRanks ranks(with);
     for (const Skew skew : {Skew::kUniform, Skew::kSparse}) {
@@ -162,7 +85,7 @@ TEST_P(MoeDispatchOnGpus, AddsTheExpertsBias) {
   int built = 0;
   for (const MoeEpilogue epilogue :
        {MoeEpilogue::kNone, MoeEpilogue::kGatedSilu, MoeEpilogue::kGatedSiluInterleaved}) {
-    MoeSetup with = setup({300, 136, 264, 7, 3, 0, epilogue, true});
+    MoeSetup with = setup(MoeDispatchShape{300, 136, 264, 7, 3, 0, epilogue, true});
     with.options.b_layout = kernels::BLayout::kNK;
     if (!with.has_kernel()) continue;
     ++built;
@@ -179,24 +102,19 @@ TEST_P(MoeDispatchOnGpus, AddsTheExpertsBias) {
 TEST_P(MoeDispatchOnGpus, SmallChunksAndOneBank) {
   for (const GatherKind kind : {GatherKind::kBroadcast, GatherKind::kPull}) {
     for (const std::uint32_t banks : {1u, 2u}) {
-      MoeSetup with = setup({500, 136, 72, 9, 3, 0, MoeEpilogue::kNone});
+      MoeSetup with = setup(MoeDispatchShape{500, 136, 72, 9, 3, 0, MoeEpilogue::kNone});
       with.chunk_bytes = 4096;  // amid a token
       with.banks = banks;
       with.kind = kind;
-      MoeRanks ranks(with);
-      if (ranks.proxy() != nullptr) ranks.proxy()->dawdle(true);
-      for (int i = 0; i < 4; ++i) {
-        ranks.fill(draw(ranks, Skew::kUniform, true), fresh_seed());
-        check(ranks, Mode::kFused);
-        if (HasFatalFailure()) return;
-      }
+      check_dawdling(with);
+      if (HasFatalFailure()) return;
     }
   }
 }
 
 TEST_P(MoeDispatchOnGpus, ANanStaysInItsToken) {
   for (const MoeEpilogue epilogue : {MoeEpilogue::kNone, MoeEpilogue::kGatedSilu}) {
-    MoeRanks ranks(setup({260, 192, 96, 6, 2, 0, epilogue}));
+    MoeRanks ranks(setup(MoeDispatchShape{260, 192, 96, 6, 2, 0, epilogue}));
     for (int turn = 0; turn < 3; ++turn) {
       ranks.fill(draw(ranks, Skew::kUniform, false), fresh_seed());
       ranks.spoil_token(static_cast<std::uint32_t>(random_() % world()),
@@ -208,49 +126,20 @@ TEST_P(MoeDispatchOnGpus, ANanStaysInItsToken) {
 }
 
 TEST_P(MoeDispatchOnGpus, SameBitsInEveryRun) {
-  MoeRanks ranks(setup({500, 520, 264, 11, 4, 0, MoeEpilogue::kNone}));
+  MoeRanks ranks(setup(MoeDispatchShape{500, 520, 264, 11, 4, 0, MoeEpilogue::kNone}));
   const JobRouting routing = draw(ranks, Skew::kUniform, true);
-  const std::uint64_t seed = fresh_seed();
-  std::vector<std::vector<std::uint16_t>> first;
-  for (int run = 0; run < 10; ++run) {
-    SCOPED_TRACE("run " + std::to_string(run));
-    ranks.fill(routing, seed);
-    launch_all(ranks, run % 4 == 3 ? Mode::kUnfused : Mode::kFused, true);
-    finish_all(ranks);
-    if (HasFatalFailure()) return;
-    if (run == 0) judge_all(ranks);
-    for (std::uint32_t r = 0; r < ranks.world(); ++r) {
-      if (run == 0) {
-        first.push_back(ranks.output(r));
-      } else {
-        ASSERT_EQ(ranks.output(r), first[r]) << "rank " << r;
-      }
-    }
-    if (HasFatalFailure()) return;
-  }
+  check_same_bits(ranks, [&](std::uint64_t seed) { ranks.fill(routing, seed); });
 }
 
-/// On the streams, one after the other, each with another routing than the one before: the last
-/// one's results are judged.
 TEST_P(MoeDispatchOnGpus, ManyLaunchesWithoutAPause) {
-  constexpr std::uint32_t kSets = 4;
-  MoeSetup with = setup({300, 128, 64, 10, 3, 0, MoeEpilogue::kNone});
-  with.sets = kSets;
-  MoeRanks ranks(with);
-  for (std::uint32_t set = 0; set < kSets; ++set)
-    ranks.fill(draw(ranks, kSkews[random_() % std::size(kSkews)], true), 5, set);
-  for (std::uint32_t last = 0; last < kSets; ++last) {
-    for (std::uint32_t i = 0; i < 200; ++i)
-      launch_all(ranks, Mode::kFused, false, (last + i + 1) % kSets);
-    finish_all(ranks);
-    if (HasFatalFailure()) return;
-    judge_all(ranks, (last + 200) % kSets, true);
-    if (HasFatalFailure()) return;
-  }
+  check_without_a_pause(setup(MoeDispatchShape{300, 128, 64, 10, 3, 0, MoeEpilogue::kNone}), 200,
+                        [](MoeRanks& ranks, const JobRouting& routing, std::uint32_t set) {
+                          ranks.fill(routing, 5, set);
+                        });
 }
 
 TEST_P(MoeDispatchOnGpus, AGraphReplayedWithFreshRouting) {
-  MoeRanks ranks(setup({400, 256, 136, 8, 2, 0, MoeEpilogue::kNone}));
+  MoeRanks ranks(setup(MoeDispatchShape{400, 256, 136, 8, 2, 0, MoeEpilogue::kNone}));
   ranks.fill(draw(ranks, Skew::kUniform, false), fresh_seed());
   Graphs graphs;
   const Status captured =
@@ -272,7 +161,7 @@ TEST_P(MoeDispatchOnGpus, AGraphReplayedWithFreshRouting) {
 
 /// Every rank says so, by name; nothing is stored; and the next launch is right.
 TEST_P(MoeDispatchOnGpus, RoutingThatMakesNoSenseIsRefusedOnTheGpu) {
-  MoeRanks ranks(setup({300, 128, 64, 10, 3, 0, MoeEpilogue::kNone}));
+  MoeRanks ranks(setup(MoeDispatchShape{300, 128, 64, 10, 3, 0, MoeEpilogue::kNone}));
   for (const std::int32_t id : {10, -2, 0x7fffffff, -0x7fffffff - 1}) {
     SCOPED_TRACE("expert " + std::to_string(id));
     JobRouting routing = draw(ranks, Skew::kUniform, false);
@@ -303,7 +192,7 @@ TEST_P(MoeDispatchOnGpus, RoutingThatMakesNoSenseIsRefusedOnTheGpu) {
 /// The rank whose rows do not fit says so and stores nothing; the others, and the next launch, are
 /// right.
 TEST_P(MoeDispatchOnGpus, RowsThatDoNotFitAreThatRanksError) {
-  MoeRanks ranks(setup({300, 128, 64, 10, 3, 0, MoeEpilogue::kNone}));
+  MoeRanks ranks(setup(MoeDispatchShape{300, 128, 64, 10, 3, 0, MoeEpilogue::kNone}));
   for (int turn = 0; turn < 3; ++turn) {
     ranks.fill(draw(ranks, Skew::kUniform, false), fresh_seed());
     const auto full = static_cast<std::uint32_t>(random_() % world());
@@ -330,66 +219,17 @@ TEST_P(MoeDispatchOnGpus, RowsThatDoNotFitAreThatRanksError) {
 
 TEST_P(MoeDispatchOnGpus, AMissingRankEndsTheLaunchWithinTheDeadline) {
   if (world() == 1) GTEST_SKIP() << "needs several ranks";
-  MoeSetup with = setup({200, 128, 64, 8, 2, 0, MoeEpilogue::kNone});
-  with.options.wait_timeout = 200ms;
-  MoeRanks ranks(with);
-  ranks.fill(draw(ranks, Skew::kUniform, false), fresh_seed());
-  check(ranks, Mode::kFused);
-  const std::uint32_t missing = ranks.world() - 1;
-  const auto begin = std::chrono::steady_clock::now();
-  for (std::uint32_t r = 0; r < missing; ++r) ASSERT_TRUE(ranks.launch(r));
-  bool named = false;
-  std::string texts;
-  for (std::uint32_t r = 0; r < missing; ++r) {
-    const Status finished = ranks.finish(r);
-    ASSERT_FALSE(finished);
-    const std::string& text = finished.error().message;
-    texts += text + "\n";
-    named |= text.find("for rank " + std::to_string(missing)) != std::string::npos;
-    if (finished.error().code != ErrorCode::kTimeout) {
-      EXPECT_EQ(finished.error().code, ErrorCode::kAborted) << text;
-    }
-    EXPECT_THAT(text, HasSubstr("moe_dispatch launch 2 on rank " + std::to_string(r)));
-    const Status again = ranks.launch(r);
-    ASSERT_FALSE(again);
-    EXPECT_EQ(again.error().message, text);
-  }
-  EXPECT_TRUE(named) << texts;
-  EXPECT_LT(std::chrono::steady_clock::now() - begin, 5s);
-  // The late one comes to a broken job; it ends in any case, and the GPU is as usable as before.
-  ASSERT_TRUE(ranks.launch(missing));
-  (void)ranks.finish(missing);
-  MoeRanks fresh(setup({200, 128, 64, 8, 2, 0, MoeEpilogue::kNone}));
-  fresh.fill(draw(fresh, Skew::kUniform, false), fresh_seed());
-  check(fresh, Mode::kFused);
+  check_a_missing_rank(setup(MoeDispatchShape{200, 128, 64, 8, 2, 0, MoeEpilogue::kNone}),
+                       "moe_dispatch");
 }
 
 TEST_P(MoeDispatchOnGpus, AnAbortWordInHostMemoryEndsTheLaunch) {
   if (world() == 1) GTEST_SKIP() << "needs several ranks";
-  void* word = nullptr;
-  require(cudaHostAlloc(&word, 64, cudaHostAllocMapped | cudaHostAllocPortable), "abort word");
-  auto* abort = static_cast<std::uint32_t*>(word);
-  *abort = 0;
-  {
-    MoeSetup with = setup({200, 128, 64, 8, 2, 0, MoeEpilogue::kNone});
-    with.abort = abort;
-    MoeRanks ranks(with);
-    ranks.fill(draw(ranks, Skew::kUniform, false), fresh_seed());
-    check(ranks, Mode::kFused);
-    for (std::uint32_t r = 1; r < ranks.world(); ++r) ASSERT_TRUE(ranks.launch(r));
-    std::this_thread::sleep_for(50ms);
-    shm::store_release(abort, 1u);
-    for (std::uint32_t r = 1; r < ranks.world(); ++r) {
-      const Status finished = ranks.finish(r);
-      ASSERT_FALSE(finished);
-      EXPECT_EQ(finished.error().code, ErrorCode::kAborted) << finished.error().message;
-    }
-  }
-  require(cudaFreeHost(word), "abort word");
+  check_an_abort(setup(MoeDispatchShape{200, 128, 64, 8, 2, 0, MoeEpilogue::kNone}));
 }
 
 TEST_P(MoeDispatchOnGpus, WrongArgumentsAreRefusedAndChangeNothing) {
-  MoeRanks ranks(setup({100, 64, 64, 4, 2, 0, MoeEpilogue::kNone}));
+  MoeRanks ranks(setup(MoeDispatchShape{100, 64, 64, 4, 2, 0, MoeEpilogue::kNone}));
   ranks.fill(draw(ranks, Skew::kUniform, false), fresh_seed());
   kernels::MoeDispatchInput input;
   input.count = 101;
@@ -407,16 +247,8 @@ TEST_P(MoeDispatchOnGpus, WrongArgumentsAreRefusedAndChangeNothing) {
   check(ranks, Mode::kFused);
 }
 
-INSTANTIATE_TEST_SUITE_P(Worlds, MoeDispatchOnGpus,
-                         testing::Values(MoeWorld{1, 1, 1}, MoeWorld{1, 2, 1}, MoeWorld{1, 4, 1},
-                                         MoeWorld{2, 1, 1}, MoeWorld{2, 2, 1}, MoeWorld{4, 1, 1},
-                                         MoeWorld{1, 2, 2}, MoeWorld{1, 4, 4}, MoeWorld{2, 1, 2},
-                                         MoeWorld{2, 2, 4}),
-                         [](const auto& world) {
-                           return std::to_string(world.param.nodes) + "x" +
-                                  std::to_string(world.param.locals) + "_on_" +
-                                  std::to_string(world.param.devices);
-                         });
+INSTANTIATE_TEST_SUITE_P(Worlds, MoeDispatchOnGpus, testing::ValuesIn(kRoutedWorlds),
+                         name_of_world<GpuWorld>);
 
 }  // namespace
 }  // namespace mk::test

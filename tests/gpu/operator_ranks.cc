@@ -18,71 +18,25 @@ using kernels::shard_of;
 
 }  // namespace
 
-Job::Job(const JobSetup& setup) : setup_(setup), ranks_(setup.world()) {
-  const std::uint32_t world = setup.world();
-  const int devices = std::min(setup.devices, static_cast<int>(world));
-  for (int from = 0; from < devices; ++from) {
-    for (int to = 0; to < devices; ++to) {
-      if (from != to) allow_access(from, to);
-    }
-  }
-  const auto used = static_cast<std::uint32_t>(devices);
-  const std::uint32_t per_device = (world + used - 1) / used;
-  // Ranks of several nodes leave some SMs to the copies between them, if they share a GPU.
-  const std::uint32_t shares = per_device > 1 && setup.nodes > 1 ? per_device + 1 : per_device;
-  const Plan plan = make_plan(setup, kMultiprocessors / shares);
-  std::vector<int> device_of;
-  std::vector<std::byte*> workspaces;
-  for (std::uint32_t r = 0; r < world; ++r) {
-    Rank& rank = ranks_[r];
-    rank.device = static_cast<int>(r) % devices;
-    make_current(r);
-    require(cudaStreamCreateWithFlags(&rank.stream, cudaStreamNonBlocking), "stream");
+Job::Job(const JobSetup& setup) : PlacedRanks(setup.world()), setup_(setup) {
+  const Plan plan = make_plan(setup, kMultiprocessors / setup.shares());
+  const auto fill_in = [&](JobRank& rank, std::uint32_t r) {
     const std::size_t k = setup.k[r];
-    if (!setup.join) rank.workspace = std::make_unique<DeviceMemory>(plan.workspace_bytes);
-    rank.a = std::make_unique<DeviceMemory>(a_rows_max() * (k + setup.gap) * 2);
-    rank.b = std::make_unique<DeviceMemory>((setup.n + setup.gap) * (k + setup.gap) * 2);
-    rank.c = std::make_unique<DeviceMemory>(std::size_t{c_rows_max()} *
-                                            (setup.c_columns() + setup.gap) * 2);
-    if (setup.result.epilogue.bias) rank.bias = std::make_unique<DeviceMemory>(setup.n * 2);
-    if (setup.gathers) rank.gathered = std::make_unique<DeviceMemory>(setup.m * k * 2);
-    device_of.push_back(rank.device);
-    if (setup.join) continue;
-    require(cudaMemset(rank.workspace->data(), 0, plan.workspace_bytes), "workspace");
-    require(cudaDeviceSynchronize(), "workspace");
-    workspaces.push_back(static_cast<std::byte*>(rank.workspace->data()));
-  }
-  std::vector<kernels::RankContext> contexts(world);
-  if (setup.join) {
-    contexts = setup.join(plan.workspace_bytes, plan.flags);
-  } else if (setup.nodes > 1) {
-    proxy_ =
-        std::make_unique<HostProxy>(setup.nodes, setup.locals, plan.flags, device_of, workspaces);
-  }
-  kernels::CudaOptions options = setup.options;
-  options.ranks_per_device = shares;
-  for (std::uint32_t r = 0; r < world; ++r) {
-    make_current(r);
-    kernels::RankContext& context = contexts[r];
-    if (!setup.join) {
-      context = rank_context(setup.nodes, setup.locals, r, workspaces, setup.abort, proxy_.get());
-    }
+    rank.a = device_memory(a_rows_max() * (k + setup.gap) * 2);
+    rank.b = device_memory((setup.n + setup.gap) * (k + setup.gap) * 2);
+    rank.c = device_memory(std::size_t{c_rows_max()} * (setup.c_columns() + setup.gap) * 2);
+    if (setup.result.epilogue.bias) rank.bias = device_memory(setup.n * 2);
+    if (setup.gathers) rank.gathered = device_memory(setup.m * k * 2);
+  };
+  const auto create = [&](std::uint32_t r, const kernels::RankContext& context,
+                          kernels::CudaOptions options) {
     if (!setup.stream_groups.empty()) options.stream_groups = setup.stream_groups[r];
     ranks_[r].op = make_operator(setup, plan, r, context, options);
-    // Loads what the helpers launch, too: CUDA loads a kernel at its first launch, and may wait for
-    // the device to be idle to do so.
     fill(r, r);
     poison(r);
     delay(1, stream(r));
-    require(cudaDeviceSynchronize(), "warm-up");
-  }
-  require(cudaSetDevice(0), "cudaSetDevice");
-}
-
-Job::~Job() { end_ranks(ranks_, proxy_); }
-
-void Job::make_current(std::uint32_t rank) const {
-  require(cudaSetDevice(ranks_[rank].device), "cudaSetDevice");
+  };
+  place(setup, plan.workspace_bytes, plan.flags, fill_in, create);
 }
 
 void Job::fill(std::uint32_t r, std::uint64_t seed) {
@@ -113,7 +67,7 @@ void Job::poison(std::uint32_t r) {
 }
 
 Status Job::launch(std::uint32_t r, std::uint32_t m, kernels::Mode mode) {
-  const Rank& rank = ranks_[r];
+  const JobRank& rank = ranks_[r];
   return rank.op->launch(
       rank.stream, a(r), rank.b->data(), in_workspace(Op::kGemmAr) ? nullptr : rank.c->data(),
       rank.gathered == nullptr ? nullptr : rank.gathered->data(), bias(r), m, mode);
@@ -136,12 +90,6 @@ void Job::launch_all(std::uint32_t m, std::uint64_t seed, kernels::Mode mode) {
       std::exit(1);
     }
   }
-}
-
-Status Job::finish(std::uint32_t r) {
-  auto finished = op(r).finish(stream(r));
-  if (!finished) return propagate(finished);
-  return {};
 }
 
 std::uint32_t Job::c_rows(std::uint32_t rank, std::uint32_t m) const {

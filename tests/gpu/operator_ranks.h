@@ -1,7 +1,5 @@
 /// \file
-/// All ranks of an operator in one process. They are on one GPU, each with a stream and a share of
-/// the SMs, or spread over GPUs with peer access. They are one node, or several that a HostProxy
-/// joins.
+/// All ranks of a product in one process (placed_ranks.h).
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -11,29 +9,22 @@
 #include <vector>
 
 #include "tests/gpu/gemm_reference.h"
-#include "tests/gpu/host_proxy.h"
 #include "tests/gpu/rank_operator.h"
 #include "tests/gpu/summed_reference.h"
 
 namespace mk::test {
 
-/// Ends the process on anything unexpected but a failed launch.
-class Job {
+struct JobRank : PlacedRank<RankOperator> {
+  std::unique_ptr<DeviceMemory> a, b, c, gathered, bias;
+};
+
+class Job : public PlacedRanks<JobRank> {
  public:
   explicit Job(const JobSetup& setup);
-  ~Job();
-  Job(const Job&) = delete;
-  Job& operator=(const Job&) = delete;
 
   const JobSetup& setup() const { return setup_; }
   /// JobSetup::in_workspace from now on; what lay elsewhere stays there.
   void set_in_workspace(bool on) { setup_.in_workspace = on; }
-  std::uint32_t world() const { return setup_.world(); }
-  RankOperator& op(std::uint32_t rank) { return *ranks_[rank].op; }
-  cudaStream_t stream(std::uint32_t rank) const { return ranks_[rank].stream; }
-  int device(std::uint32_t rank) const { return ranks_[rank].device; }
-  void make_current(std::uint32_t rank) const;
-  HostProxy* proxy() { return proxy_.get(); }
 
   /// On the rank's stream: fresh inputs from the seed, for the largest m.
   void fill(std::uint32_t rank, std::uint64_t seed);
@@ -42,8 +33,6 @@ class Job {
   Status launch(std::uint32_t rank, std::uint32_t m, kernels::Mode mode = kernels::Mode::kFused);
   /// Fills, poisons and launches all.
   void launch_all(std::uint32_t m, std::uint64_t seed, kernels::Mode mode);
-  /// The last launch's error, or none; waits.
-  Status finish(std::uint32_t rank);
 
   void* a(std::uint32_t rank) const {
     return in_workspace(Op::kAgGemm) ? ranks_[rank].op->input() : ranks_[rank].a->data();
@@ -63,12 +52,6 @@ class Job {
   Verdict judge_all(std::uint32_t m);
 
  private:
-  struct Rank {
-    int device = 0;
-    cudaStream_t stream = nullptr;
-    std::unique_ptr<DeviceMemory> workspace, a, b, c, gathered, bias;
-    std::unique_ptr<RankOperator> op;
-  };
   /// Rows of C that the rank gets in a launch with m.
   std::uint32_t c_rows(std::uint32_t rank, std::uint32_t m) const;
   std::uint32_t a_rows_max() const;
@@ -82,8 +65,6 @@ class Job {
   std::int64_t count_different_gathered(std::uint32_t m);
 
   JobSetup setup_;
-  std::vector<Rank> ranks_;
-  std::unique_ptr<HostProxy> proxy_;
 };
 
 }  // namespace mk::test

@@ -8,11 +8,10 @@
 #include <algorithm>
 #include <chrono>
 #include <optional>
-#include <random>
 #include <string>
 #include <vector>
 
-#include "tests/gpu/devices.h"
+#include "tests/gpu/on_gpus.h"
 #include "tests/gpu/operator_ranks.h"
 
 namespace mk::test {
@@ -21,21 +20,13 @@ namespace mk::test {
 /// launch's.
 inline constexpr std::uint32_t kLongK = 8192;
 
-struct World {
+struct World : GpuWorld {
   Op op;
-  std::uint32_t nodes;
-  std::uint32_t locals;
-  int devices;
 };
 
-class Operators : public testing::TestWithParam<World> {
+class Operators : public OnGpus<World> {
  protected:
-  void SetUp() override {
-    if (device_count() < GetParam().devices)
-      GTEST_SKIP() << "needs " << GetParam().devices << " CUDA devices";
-  }
   static bool sums() { return GetParam().op != Op::kAgGemm; }
-  static std::uint32_t world() { return GetParam().nodes * GetParam().locals; }
 
   /// AG+GEMM: how rows are shared within a node, and passed on there.
   struct Way {
@@ -75,11 +66,8 @@ class Operators : public testing::TestWithParam<World> {
   }
 
   JobSetup setup(std::uint32_t m, std::uint32_t n, std::uint32_t k) {
-    JobSetup setup;
+    auto setup = placed<JobSetup>();
     setup.op = GetParam().op;
-    setup.nodes = GetParam().nodes;
-    setup.locals = GetParam().locals;
-    setup.devices = GetParam().devices;
     setup.m = m;
     setup.n = n;
     setup.k.assign(world(), k);
@@ -121,10 +109,7 @@ class Operators : public testing::TestWithParam<World> {
   /// One launch, not judged.
   void launch_to_end(Job& job, std::uint32_t m, std::uint64_t inputs, kernels::Mode mode) {
     job.launch_all(m, inputs, mode);
-    for (std::uint32_t r = 0; r < job.world(); ++r) {
-      const Status finished = job.finish(r);
-      ASSERT_TRUE(finished) << finished.error().message;
-    }
+    finish_all(job);
     job.make_current(0);
   }
   /// The same, and its results: each rank's.
@@ -168,19 +153,10 @@ class Operators : public testing::TestWithParam<World> {
           ASSERT_TRUE(launched) << launched.error().message;
         }
       }
-      for (std::uint32_t r = 0; r < job.world(); ++r) {
-        const Status finished = job.finish(r);
-        ASSERT_TRUE(finished) << finished.error().message;
-      }
-      judge(job, m);
+      finish_all(job);
+      if (!HasFatalFailure()) judge(job, m);
     }
   }
-  void TearDown() override {
-    if (worst_ > 0) RecordProperty("worst_error_over_bound", std::to_string(worst_));
-  }
-
-  std::mt19937_64 random_{std::random_device{}()};
-  double worst_ = 0;
 };
 
 }  // namespace mk::test

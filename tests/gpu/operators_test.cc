@@ -1,21 +1,15 @@
 // The three operators on GPUs, one kernel per rank: every element of the results, with the same
 // bits in every run. Launches come without a pause and from graphs. Launches end when a rank is
 // missing, disagrees, or is told to stop.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
 #include <algorithm>
-#include <chrono>
-#include <cstdlib>
+#include <memory>
 #include <random>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "kernels/comm/shard.h"
 #include "kernels/ops/ag_gemm/sm90.h"
 #include "kernels/ops/gemm_rs/sm90.h"
-#include "shm/atomic.h"
 #include "tests/gpu/graphs.h"
 #include "tests/gpu/operators_fixture.h"
 #include "tests/gpu/products.h"
@@ -27,11 +21,6 @@ using kernels::BLayout;
 using kernels::DType;
 using kernels::Mode;
 using testing::HasSubstr;
-using namespace std::chrono_literals;
-
-/// All ranks and proxies are one process here. With CUDA's 8 connections to a GPU, a proxy's copy
-/// may get in line behind launches that wait for it.
-[[maybe_unused]] const int kConnections = ::setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 1);
 
 TEST_P(Operators, EveryElementOfManyShapes) {
   struct Shape {
@@ -303,31 +292,8 @@ TEST_P(Operators, AMissingRankEndsTheLaunchWithinTheDeadline) {
   each_way(any, [&](const JobSetup& with) {
     Job job(with);
     check(job, 300, Mode::kFused);
-    const std::uint32_t missing = job.world() - 1;
-    for (std::uint32_t r = 0; r < missing; ++r) ASSERT_TRUE(job.launch(r, 512));
-    const auto begin = std::chrono::steady_clock::now();
-    bool named = false;
-    for (std::uint32_t r = 0; r < missing; ++r) {
-      const Status finished = job.finish(r);
-      ASSERT_FALSE(finished);
-      const std::string& text = finished.error().message;
-      named |= text.find("for rank " + std::to_string(missing)) != std::string::npos;
-      // Of another node's ranks nobody hears here why they are late.
-      if (finished.error().code != ErrorCode::kTimeout) {
-        EXPECT_EQ(finished.error().code, ErrorCode::kAborted) << text;
-      }
-      EXPECT_THAT(text, HasSubstr(std::string(name(GetParam().op)) + " launch 2 on rank " +
-                                  std::to_string(r)));
-      const Status again = job.launch(r, 512);
-      ASSERT_FALSE(again);
-      EXPECT_EQ(again.error().message, text);
-    }
-    EXPECT_TRUE(named);
-    EXPECT_LT(std::chrono::steady_clock::now() - begin, 2s);
-    // The late one comes to a broken job, where it may find all that it needs. It ends in any case,
-    // and the GPU is as usable as before.
-    ASSERT_TRUE(job.launch(missing, 512));
-    const Status late = job.finish(missing);
+    const Status late = miss_last_rank(
+        job, name(GetParam().op), [&](std::uint32_t r) { return job.launch(r, 512); }, 2s);
     // Where rows lie in one place, the others may have gone on to write there.
     if (!sums() && GetParam().nodes == 1 && with.local_banks == 1) {
       ASSERT_FALSE(late);
@@ -357,26 +323,15 @@ TEST_P(Operators, DifferentMIsAnErrorWithBothNames) {
 
 TEST_P(Operators, AnAbortWordInHostMemoryEndsTheLaunch) {
   if (world() == 1) GTEST_SKIP() << "needs several ranks";
-  void* word = nullptr;
-  require(cudaHostAlloc(&word, 64, cudaHostAllocMapped | cudaHostAllocPortable), "abort word");
-  auto* abort = static_cast<std::uint32_t*>(word);
   each_way(setup(512, 512, 128), [&](JobSetup with) {
-    *abort = 0;
-    with.abort = abort;
-    Job job(with);
-    check(job, 512, Mode::kFused);
-    for (std::uint32_t r = 1; r < job.world(); ++r) ASSERT_TRUE(job.launch(r, 512));
-    std::this_thread::sleep_for(50ms);
-    const auto begin = std::chrono::steady_clock::now();
-    shm::store_release(abort, 1u);
-    for (std::uint32_t r = 1; r < job.world(); ++r) {
-      const Status finished = job.finish(r);
-      ASSERT_FALSE(finished);
-      EXPECT_EQ(finished.error().code, ErrorCode::kAborted) << finished.error().message;
-    }
-    EXPECT_LT(std::chrono::steady_clock::now() - begin, 1s);
+    const auto make = [&](const std::uint32_t* abort) {
+      with.abort = abort;
+      auto job = std::make_unique<Job>(with);
+      check(*job, 512, Mode::kFused);
+      return job;
+    };
+    abort_launches(make, [](Job& job, std::uint32_t r) { return job.launch(r, 512); });
   });
-  require(cudaFreeHost(word), "abort word");
 }
 
 /// Blocks wait for each other, so all of them must be resident: what does not fit never starts.
@@ -464,21 +419,18 @@ TEST(OperatorLimits, AfterACallThatIsRefusedTheLastLaunchIsTheOneBefore) {
 std::vector<World> worlds() {
   std::vector<World> worlds;
   for (const Op op : {Op::kAgGemm, Op::kGemmRs, Op::kGemmAr}) {
-    for (const World& world :
-         {World{op, 1, 1, 1}, World{op, 1, 2, 1}, World{op, 1, 4, 1}, World{op, 1, 8, 1},
-          World{op, 2, 1, 1}, World{op, 2, 2, 1}, World{op, 2, 4, 1}, World{op, 3, 1, 1},
-          World{op, 3, 2, 1}, World{op, 3, 2, 2}, World{op, 1, 2, 2}, World{op, 1, 4, 2},
-          World{op, 1, 4, 4}, World{op, 1, 8, 8}, World{op, 2, 1, 2}, World{op, 2, 2, 2},
-          World{op, 2, 2, 4}, World{op, 2, 4, 8}, World{op, 1, 3, 1}, World{op, 1, 5, 1},
-          World{op, 1, 6, 1}, World{op, 1, 7, 1}, World{op, 1, 12, 1}})
-      worlds.push_back(world);
+    for (const GpuWorld& world :
+         {GpuWorld{1, 1, 1}, {1, 2, 1}, {1, 4, 1}, {1, 8, 1}, {2, 1, 1}, {2, 2, 1},
+          {2, 4, 1},         {3, 1, 1}, {3, 2, 1}, {3, 2, 2}, {1, 2, 2}, {1, 4, 2},
+          {1, 4, 4},         {1, 8, 8}, {2, 1, 2}, {2, 2, 2}, {2, 2, 4}, {2, 4, 8},
+          {1, 3, 1},         {1, 5, 1}, {1, 6, 1}, {1, 7, 1}, {1, 12, 1}})
+      worlds.push_back({world, op});
   }
   return worlds;
 }
 
 INSTANTIATE_TEST_SUITE_P(Worlds, Operators, testing::ValuesIn(worlds()), [](const auto& world) {
-  return std::string(name(world.param.op)) + "_" + std::to_string(world.param.nodes) + "x" +
-         std::to_string(world.param.locals) + "_on_" + std::to_string(world.param.devices);
+  return std::string(name(world.param.op)) + "_" + name_of_world(world);
 });
 
 }  // namespace

@@ -38,8 +38,8 @@ namespace {
 using mk::test::CommGroups;
 using mk::test::DaemonNodes;
 using mk::test::PartitionCase;
-using mk::test::PartitionJob;
 using mk::test::PartitionRanks;
+using mk::test::PlacedSetup;
 using mk::test::Stopwatch;
 using mk::test::TimedStream;
 using mk::test::Timing;
@@ -82,7 +82,7 @@ struct Contender {
   }
 };
 
-Contender contend(const PartitionCase& what, const PartitionJob& job, std::string name) {
+Contender contend(const PartitionCase& what, const PlacedSetup& job, std::string name) {
   Contender made;
   made.name = std::move(name);
   made.adaptive = job.options.adaptive;
@@ -100,7 +100,7 @@ Contender contend(const PartitionCase& what, const PartitionJob& job, std::strin
 
 /// Groups, `factor` times what is planned. False: they leave the product less than an eighth of a
 /// rank's share, or are too many for a role.
-bool scale(PartitionJob& job, const CommGroups& planned, double factor, std::uint32_t blocks) {
+bool scale(PlacedSetup& job, const CommGroups& planned, double factor, std::uint32_t blocks) {
   const auto scaled = [factor](double count) { return std::max(1.0, std::round(count * factor)); };
   const double streams = planned.streams > 0 ? scaled(planned.streams) : 0;
   const double receives = planned.receives > 0 ? scaled(planned.receives) : 0;
@@ -125,7 +125,7 @@ Json adapt(Contender& one, int launches) {
 }
 
 bool measure(const Options& options, const PartitionCase& what, DaemonNodes* daemons, Json& rows) {
-  PartitionJob job;
+  PlacedSetup job;
   job.nodes = options.nodes;
   job.locals = options.locals();
   job.devices = options.devices;
@@ -143,12 +143,12 @@ bool measure(const Options& options, const PartitionCase& what, DaemonNodes* dae
   const std::uint32_t blocks =
       mk::kernels::plan::blocks_of_share(mk::test::kMultiprocessors, shares);
   for (const double factor : {0.25, 0.5, 0.7, 1.4, 2.0, 4.0}) {
-    PartitionJob with = job;
+    PlacedSetup with = job;
     if (scale(with, planned, factor, blocks))
       all.push_back(contend(what, with, fmt::format("x{}", factor)));
   }
   for (const double factor : {1.0, 0.25, 4.0}) {
-    PartitionJob with = job;
+    PlacedSetup with = job;
     with.options.adaptive = true;
     if (factor == 1 || scale(with, planned, factor, 2 * blocks))
       all.push_back(contend(what, with, fmt::format("adaptive x{}", factor)));

@@ -22,7 +22,7 @@ Op op_of(const std::string& op) {
 /// A product over all ranks.
 class Products final : public PartitionRanks {
  public:
-  Products(const PartitionCase& what, const PartitionJob& of) : job_(setup_of(what, of)) {
+  Products(const PartitionCase& what, const PlacedSetup& of) : job_(setup_of(what, of)) {
     for (std::uint32_t r = 0; r < world(); ++r) job_.fill(r, fresh_seed() >> 16);
     Products::poison();
   }
@@ -50,18 +50,14 @@ class Products final : public PartitionRanks {
   bool right() override { return job_.judge_all(job_.setup().m).right(); }
 
  private:
-  static JobSetup setup_of(const PartitionCase& what, const PartitionJob& of) {
+  static JobSetup setup_of(const PartitionCase& what, const PlacedSetup& of) {
     JobSetup setup;
     setup.op = op_of(what.op);
-    setup.nodes = of.nodes;
-    setup.locals = of.locals;
-    setup.devices = of.devices;
+    static_cast<PlacedSetup&>(setup) = of;
     setup.m = static_cast<std::uint32_t>(what.shape.m);
     setup.n = static_cast<std::uint32_t>(what.shape.n);
     setup.k.assign(setup.world(), static_cast<std::uint32_t>(what.shape.k));
-    setup.options = of.options;
     setup.in_workspace = setup.op == Op::kGemmAr;
-    setup.join = of.join;
     return setup;
   }
 
@@ -72,7 +68,7 @@ class Products final : public PartitionRanks {
 template <class Kind>
 class Others final : public PartitionRanks {
  public:
-  Others(const PartitionCase& what, const PartitionJob& job)
+  Others(const PartitionCase& what, const PlacedSetup& job)
       : what_(what), seed_(fresh_seed() >> 16), ranks_(setup_of(what, job)) {
     Others::poison();
   }
@@ -99,13 +95,9 @@ class Others final : public PartitionRanks {
   bool right() override { return Kind::right(ranks_); }
 
  private:
-  static typename Kind::Setup setup_of(const PartitionCase& what, const PartitionJob& job) {
+  static typename Kind::Setup setup_of(const PartitionCase& what, const PlacedSetup& job) {
     typename Kind::Setup setup;
-    setup.nodes = job.nodes;
-    setup.locals = job.locals;
-    setup.devices = job.devices;
-    setup.options = job.options;
-    setup.join = job.join;
+    static_cast<PlacedSetup&>(setup) = job;
     Kind::shape(what, setup);
     return setup;
   }
@@ -207,7 +199,7 @@ struct CombineKind : ExpertKind<CombineSetup, CombineRanks> {
 }  // namespace
 
 std::unique_ptr<PartitionRanks> make_partition_ranks(const PartitionCase& what,
-                                                     const PartitionJob& job) {
+                                                     const PlacedSetup& job) {
   if (what.op == "ring") return std::make_unique<Others<RingKind>>(what, job);
   if (what.op == "moe") return std::make_unique<Others<MoeKind>>(what, job);
   if (what.op == "combine") return std::make_unique<Others<CombineKind>>(what, job);

@@ -12,7 +12,6 @@
 #include "kernels/comm/launch_stats.h"
 #include "kernels/cuda/host/cuda_options.h"
 #include "shm/host/result.h"
-#include "tests/gpu/host_proxy.h"
 #include "tests/gpu/products.h"
 #include "tests/gpu/rank_operator.h"
 
@@ -50,15 +49,9 @@ struct PartitionCase {
   /// So much of the tokens' choices goes to rank 0's experts beyond its part.
   double hot = 0;
 };
-struct PartitionJob {
-  std::uint32_t nodes = 1, locals = 2;
-  int devices = 1;
-  kernels::CudaOptions options;
-  JoinNodes join;
-};
 /// With inputs. Ends the process on any failure.
 std::unique_ptr<PartitionRanks> make_partition_ranks(const PartitionCase& what,
-                                                     const PartitionJob& job);
+                                                     const PlacedSetup& job);
 std::vector<Shape> partition_shapes(const std::string& op);
 
 }  // namespace mk::test

@@ -1,10 +1,6 @@
 #include "tests/gpu/rank_operator.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
-#include <cstdio>
-#include <cstdlib>
 #include <type_traits>
 #include <utility>
 
@@ -13,13 +9,6 @@
 
 namespace mk::test {
 namespace {
-
-template <class T>
-T or_exit(Result<T> result) {
-  if (result) return std::move(*result);
-  fmt::print(stderr, "{}\n", result.error().message);
-  std::exit(1);
-}
 
 /// Leading dimensions.
 struct Strides {

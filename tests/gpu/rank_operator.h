@@ -16,7 +16,7 @@
 #include "kernels/ops/ag_gemm/sm90.h"
 #include "kernels/ops/gemm_ar/sm90.h"
 #include "kernels/ops/gemm_rs/sm90.h"
-#include "tests/gpu/host_proxy.h"
+#include "tests/gpu/placed_ranks.h"
 
 namespace mk::test {
 
@@ -26,29 +26,22 @@ inline constexpr std::uint32_t kMultiprocessors = 132;
 enum class Op { kAgGemm, kGemmRs, kGemmAr };
 const char* name(Op op);
 
-struct JobSetup {
+struct JobSetup : PlacedSetup {
   Op op = Op::kGemmAr;
-  std::uint32_t nodes = 1;
-  std::uint32_t locals = 2;
-  int devices = 1;  ///< ranks are dealt out to so many
   std::uint32_t m = 0, n = 0;
   std::vector<std::uint32_t> k;  ///< by rank; AG+GEMM: all the same
   kernels::DType dtype = kernels::DType::kBf16;
-  kernels::GemmResult result;     ///< AG+GEMM: its partials are of no effect
-  kernels::Tiling tiling;         ///< tile_m 0: the operator's own
-  std::uint32_t local_banks = 0;  ///< 0: the tiling's
-  std::uint32_t banks = 0;        ///< likewise
-  std::uint32_t chunk_bytes = 0;  ///< 0: the tiling's
-  kernels::CudaOptions options;
+  kernels::GemmResult result;                ///< AG+GEMM: its partials are of no effect
+  kernels::Tiling tiling;                    ///< tile_m 0: the operator's own
+  std::uint32_t local_banks = 0;             ///< 0: the tiling's
+  std::uint32_t banks = 0;                   ///< likewise
+  std::uint32_t chunk_bytes = 0;             ///< 0: the tiling's
   std::vector<std::uint32_t> stream_groups;  ///< by rank; none: all as the options say
-  const std::uint32_t* abort = nullptr;      ///< every rank's session abort word
   bool gathers = false;                      ///< AG+GEMM: the caller wants the whole A, too
   std::uint32_t gap = 0;  ///< elements (a multiple of 8) between the caller's rows of A, B and C
   /// GEMM+AR: the caller reads C there; AG+GEMM: the caller's A lies there. (Not of one rank.)
   bool in_workspace = false;
-  JoinNodes join;  ///< null: ranks know each other's memory, and a HostProxy joins several nodes
 
-  std::uint32_t world() const { return nodes * locals; }
   /// Columns of C.
   std::uint32_t c_columns() const { return result.epilogue.columns_of(n); }
 };

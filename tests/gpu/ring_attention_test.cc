@@ -1,18 +1,12 @@
 // Ring Attention on GPUs, one kernel per rank: every element of O and LSE against float64, with the
 // same bits in every run. Launches come without a pause, with changing lengths, and from graphs.
 // Launches end when a rank is missing, disagrees, or is told to stop.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <chrono>
+#include <memory>
 #include <optional>
 #include <string>
-#include <thread>
 #include <vector>
 
-#include "shm/atomic.h"
 #include "tests/gpu/graphs.h"
-#include "tests/gpu/products.h"
 #include "tests/gpu/ring_fixture.h"
 
 namespace mk::test {
@@ -21,8 +15,6 @@ namespace {
 using kernels::DType;
 using kernels::Mode;
 using kernels::RingAttentionShape;
-using testing::HasSubstr;
-using namespace std::chrono_literals;
 
 class RingAttentionOnGpus : public RingOnGpus {
  protected:
@@ -300,28 +292,7 @@ TEST_P(RingAttentionOnGpus, AMissingRankEndsTheLaunchWithinTheDeadline) {
   RingRanks ranks(with);
   check(ranks, 300, Mode::kFused);
   ranks.fill(600, {});
-  const std::uint32_t missing = ranks.world() - 1;
-  const auto begin = std::chrono::steady_clock::now();
-  for (std::uint32_t r = 0; r < missing; ++r) ASSERT_TRUE(ranks.launch(r));
-  bool named = false;
-  for (std::uint32_t r = 0; r < missing; ++r) {
-    const Status finished = ranks.finish(r);
-    ASSERT_FALSE(finished);
-    const std::string& text = finished.error().message;
-    named |= text.find("for rank " + std::to_string(missing)) != std::string::npos;
-    if (finished.error().code != ErrorCode::kTimeout) {
-      EXPECT_EQ(finished.error().code, ErrorCode::kAborted) << text;
-    }
-    EXPECT_THAT(text, HasSubstr("ring_attention launch 2 on rank " + std::to_string(r)));
-    const Status again = ranks.launch(r);
-    ASSERT_FALSE(again);
-    EXPECT_EQ(again.error().message, text);
-  }
-  EXPECT_TRUE(named);
-  EXPECT_LT(std::chrono::steady_clock::now() - begin, 5s);
-  // The late one comes to a broken job; it ends in any case, and the GPU is as usable as before.
-  ASSERT_TRUE(ranks.launch(missing));
-  (void)ranks.finish(missing);
+  (void)miss_last_rank(ranks, "ring_attention", [&](std::uint32_t r) { return ranks.launch(r); });
   RingRanks fresh(setup({600, 4, 2, 128, true}));
   check(fresh, 600, Mode::kFused);
 }
@@ -347,29 +318,18 @@ TEST_P(RingAttentionOnGpus, DifferentLengthsAreAnError) {
 
 TEST_P(RingAttentionOnGpus, AnAbortWordInHostMemoryEndsTheLaunch) {
   if (world() == 1) GTEST_SKIP() << "needs several ranks";
-  void* word = nullptr;
-  require(cudaHostAlloc(&word, 64, cudaHostAllocMapped | cudaHostAllocPortable), "abort word");
-  auto* abort = static_cast<std::uint32_t*>(word);
-  *abort = 0;
-  {
-    RingSetup with = setup({600, 4, 2, 128, true});
+  RingSetup with = setup({600, 4, 2, 128, true});
+  const auto make = [&](const std::uint32_t* abort) {
     with.abort = abort;
-    RingRanks ranks(with);
-    check(ranks, 600, Mode::kFused);
-    for (std::uint32_t r = 1; r < ranks.world(); ++r) ASSERT_TRUE(ranks.launch(r));
-    std::this_thread::sleep_for(50ms);
-    shm::store_release(abort, 1u);
-    for (std::uint32_t r = 1; r < ranks.world(); ++r) {
-      const Status finished = ranks.finish(r);
-      ASSERT_FALSE(finished);
-      EXPECT_EQ(finished.error().code, ErrorCode::kAborted) << finished.error().message;
-    }
-  }
-  require(cudaFreeHost(word), "abort word");
+    auto ranks = std::make_unique<RingRanks>(with);
+    check(*ranks, 600, Mode::kFused);
+    return ranks;
+  };
+  abort_launches(make, [](RingRanks& ranks, std::uint32_t r) { return ranks.launch(r); });
 }
 
 INSTANTIATE_TEST_SUITE_P(Worlds, RingAttentionOnGpus, testing::ValuesIn(kRingWorlds),
-                         name_of_world);
+                         name_of_world<GpuWorld>);
 
 }  // namespace
 }  // namespace mk::test

@@ -212,7 +212,7 @@ TEST_P(PackedSequencesOnGpus, LengthsThatAreNotPossibleEndTheLaunch) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Worlds, PackedSequencesOnGpus, testing::ValuesIn(kRingWorlds),
-                         name_of_world);
+                         name_of_world<GpuWorld>);
 
 }  // namespace
 }  // namespace mk::test

@@ -1,5 +1,4 @@
 #include "tests/gpu/ring_ranks.h"
-#include "tests/gpu/placed_ranks.h"
 
 #include <fmt/format.h>
 
@@ -17,9 +16,7 @@ namespace mk::test {
 using kernels::cuda::AttentionProblem;
 using kernels::cuda::AttentionTensor;
 
-namespace {}  // namespace
-
-RingRanks::RingRanks(const RingSetup& setup) : setup_(setup), ranks_(setup.world()) {
+RingRanks::RingRanks(const RingSetup& setup) : PlacedRanks(setup.world()), setup_(setup) {
   kernels::RingAttentionTiling tiling = kernels::ring_attention_cuda_tiling(setup.shape);
   if (setup.chunk_bytes != 0) tiling.chunk_bytes = setup.chunk_bytes;
   if (setup.banks != 0) tiling.banks = setup.banks;
@@ -31,37 +28,27 @@ RingRanks::RingRanks(const RingSetup& setup) : setup_(setup), ranks_(setup.world
   const auto bytes_of = [&](std::size_t rows, std::size_t heads) {
     return plan_.batch * rows * (heads * dim_bytes + setup.gap * 2);
   };
-  const auto make = [](std::size_t bytes) { return std::make_unique<DeviceMemory>(bytes); };
-  const JobPlaces places{setup.nodes, setup.locals, static_cast<std::uint32_t>(setup.devices),
-                         plan_.workspace_bytes, plan_.flag_count()};
-  const auto fill_in = [&](Rank& rank, std::uint32_t) {
-    rank.q = make(bytes_of(plan_.rows_max(), plan_.query_heads));
-    rank.k = make(bytes_of(plan_.rows_max(), plan_.key_heads));
-    rank.v = make(bytes_of(plan_.rows_max(), plan_.key_heads));
-    rank.o = make(bytes_of(plan_.rows_max(), plan_.query_heads));
-    rank.lse = make(std::size_t{4} * plan_.batch * plan_.rows_max() * plan_.query_heads);
-    rank.starts = make((plan_.sequences_max + 1) * sizeof(std::uint32_t));
+  const auto fill_in = [&](RingRank& rank, std::uint32_t) {
+    rank.q = device_memory(bytes_of(plan_.rows_max(), plan_.query_heads));
+    rank.k = device_memory(bytes_of(plan_.rows_max(), plan_.key_heads));
+    rank.v = device_memory(bytes_of(plan_.rows_max(), plan_.key_heads));
+    rank.o = device_memory(bytes_of(plan_.rows_max(), plan_.query_heads));
+    rank.lse = device_memory(std::size_t{4} * plan_.batch * plan_.rows_max() * plan_.query_heads);
+    rank.starts = device_memory((plan_.sequences_max + 1) * sizeof(std::uint32_t));
   };
   const auto create = [&](std::uint32_t r, const kernels::RankContext& context,
                           const kernels::CudaOptions& options) {
     ranks_[r].op = or_exit(kernels::RingAttentionCuda::create(plan_, context, options));
-    // CUDA loads a kernel at its first launch, and may wait for the device to be idle to do so.
     poison(ranks_[r].o->data(), 8, stream(r));
     delay(1, stream(r));
   };
-  place_ranks(ranks_, proxy_, places, setup.options, setup.abort, fill_in, create, setup.join);
+  place(setup, plan_.workspace_bytes, plan_.flag_count(), fill_in, create);
   const std::size_t rows = std::size_t{plan_.batch} * plan_.seq_max;
-  q_ = make(rows * plan_.query_heads * dim_bytes);
-  k_ = make(rows * plan_.key_heads * dim_bytes);
-  v_ = make(rows * plan_.key_heads * dim_bytes);
-  o_ = make(rows * plan_.query_heads * dim_bytes);
-  lse_ = make(rows * plan_.query_heads * 4);
-}
-
-RingRanks::~RingRanks() { end_ranks(ranks_, proxy_); }
-
-void RingRanks::make_current(std::uint32_t rank) const {
-  require(cudaSetDevice(ranks_[rank].device), "cudaSetDevice");
+  q_ = device_memory(rows * plan_.query_heads * dim_bytes);
+  k_ = device_memory(rows * plan_.key_heads * dim_bytes);
+  v_ = device_memory(rows * plan_.key_heads * dim_bytes);
+  o_ = device_memory(rows * plan_.query_heads * dim_bytes);
+  lse_ = device_memory(rows * plan_.query_heads * 4);
 }
 
 std::int64_t RingRanks::output_elements() const {
@@ -101,7 +88,7 @@ AttentionTensor RingRanks::tensor(void* data, std::uint32_t rows, std::uint32_t 
 }
 
 kernels::RingAttentionDeviceTensors RingRanks::tensors(std::uint32_t r) const {
-  const Rank& rank = ranks_[r];
+  const RingRank& rank = ranks_[r];
   const std::uint32_t own = rows(r);
   const auto of = [&](const std::unique_ptr<DeviceMemory>& memory, std::uint32_t heads) {
     return tensor(memory->data(), own, heads, setup_.layout, setup_.gap);
@@ -143,7 +130,7 @@ void copy_rows(const AttentionTensor& to, std::int64_t to_row, const AttentionTe
 }  // namespace
 
 void RingRanks::deal_out(const DeviceMemory& whole, std::uint32_t heads,
-                         std::unique_ptr<DeviceMemory> Rank::*part) {
+                         std::unique_ptr<DeviceMemory> RingRank::*part) {
   const AttentionTensor from = tensor(whole.data(), seq_, heads, HeadLayout::kRowsFirst, 0);
   for (std::uint32_t r = 0; r < world(); ++r) {
     const AttentionTensor to =
@@ -214,9 +201,9 @@ void RingRanks::fill_rows(std::uint32_t seq, const RingInputs& inputs) {
     require(cudaStreamSynchronize(nullptr), "poison");
   }
   require(cudaSetDevice(0), "cudaSetDevice");
-  deal_out(*q_, plan_.query_heads, &Rank::q);
-  deal_out(*k_, plan_.key_heads, &Rank::k);
-  deal_out(*v_, plan_.key_heads, &Rank::v);
+  deal_out(*q_, plan_.query_heads, &RingRank::q);
+  deal_out(*k_, plan_.key_heads, &RingRank::k);
+  deal_out(*v_, plan_.key_heads, &RingRank::v);
   require(cudaStreamSynchronize(nullptr), "inputs");
   for (std::uint32_t r = 0; r < world(); ++r) {
     make_current(r);
@@ -235,12 +222,6 @@ Status RingRanks::launch(std::uint32_t r, kernels::Mode mode) {
 
 Status RingRanks::launch_of(std::uint32_t r, std::uint32_t seq, kernels::Mode mode) {
   return op(r).launch(stream(r), tensors(r), seq, mode);
-}
-
-Status RingRanks::finish(std::uint32_t r) {
-  auto finished = op(r).finish(stream(r));
-  if (!finished) return propagate(finished);
-  return {};
 }
 
 void RingRanks::collect() {

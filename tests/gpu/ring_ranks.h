@@ -1,7 +1,5 @@
 /// \file
-/// All ranks of a Ring Attention in one process. They are on one GPU, each with a stream and a
-/// share of the SMs, or spread over GPUs with peer access. They are one node, or several that a
-/// HostProxy joins.
+/// All ranks of a Ring Attention in one process (placed_ranks.h).
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -12,7 +10,7 @@
 
 #include "kernels/ops/ring/sm90.h"
 #include "tests/gpu/attention_reference.h"
-#include "tests/gpu/host_proxy.h"
+#include "tests/gpu/placed_ranks.h"
 #include "tests/gpu/summed_reference.h"
 
 namespace mk::test {
@@ -20,10 +18,7 @@ namespace mk::test {
 /// How a rank's tensors lie: [batch, row, head, dim] or [batch, head, row, dim].
 enum class HeadLayout : std::uint8_t { kRowsFirst, kHeadsFirst };
 
-struct RingSetup {
-  std::uint32_t nodes = 1;
-  std::uint32_t locals = 1;
-  int devices = 1;  ///< ranks are dealt out to so many
+struct RingSetup : PlacedSetup {
   kernels::RingAttentionShape shape;
   std::uint32_t chunk_bytes = 0;   ///< 0: the plan's
   std::uint32_t banks = 0;         ///< likewise
@@ -33,11 +28,6 @@ struct RingSetup {
   std::uint32_t engines_together = 0;
   HeadLayout layout = HeadLayout::kRowsFirst;
   std::uint32_t gap = 0;  ///< elements (a multiple of 8) between the rows of kRowsFirst
-  kernels::CudaOptions options;
-  const std::uint32_t* abort = nullptr;  ///< every rank's session abort word
-  JoinNodes join;                        ///< JobSetup::join
-
-  std::uint32_t world() const { return nodes * locals; }
 };
 
 /// What the inputs are like. All else is standard normal.
@@ -51,22 +41,16 @@ struct RingInputs {
   bool keys_too = false;     ///< or only the values
 };
 
-/// Ends the process on anything unexpected but a failed launch.
-class RingRanks {
+struct RingRank : PlacedRank<kernels::RingAttentionCuda> {
+  std::unique_ptr<DeviceMemory> q, k, v, o, lse, starts;
+};
+
+class RingRanks : public PlacedRanks<RingRank> {
  public:
   explicit RingRanks(const RingSetup& setup);
-  ~RingRanks();
-  RingRanks(const RingRanks&) = delete;
-  RingRanks& operator=(const RingRanks&) = delete;
 
   const RingSetup& setup() const { return setup_; }
   const kernels::RingAttentionPlan& plan() const { return plan_; }
-  std::uint32_t world() const { return setup_.world(); }
-  kernels::RingAttentionCuda& op(std::uint32_t rank) { return *ranks_[rank].op; }
-  cudaStream_t stream(std::uint32_t rank) const { return ranks_[rank].stream; }
-  int device(std::uint32_t rank) const { return ranks_[rank].device; }
-  void make_current(std::uint32_t rank) const;
-  HostProxy* proxy() { return proxy_.get(); }
 
   /// Fresh inputs for a launch of `seq` rows, and poisoned outputs, on all ranks; waits. Of a shape
   /// with sequences_max: for sequences of these lengths, which are at the same place each time.
@@ -79,8 +63,6 @@ class RingRanks {
   Status launch(std::uint32_t rank, kernels::Mode mode = kernels::Mode::kFused);
   /// The same with another length than the inputs were made for.
   Status launch_of(std::uint32_t rank, std::uint32_t seq, kernels::Mode mode);
-  /// The last launch's error, or none; waits.
-  Status finish(std::uint32_t rank);
 
   /// Every element of O and LSE of all ranks.
   AttentionVerdict judge();
@@ -90,12 +72,6 @@ class RingRanks {
   std::int64_t output_elements() const;
 
  private:
-  struct Rank {
-    int device = 0;
-    cudaStream_t stream = nullptr;
-    std::unique_ptr<DeviceMemory> workspace, q, k, v, o, lse, starts;
-    std::unique_ptr<kernels::RingAttentionCuda> op;
-  };
   bool packed() const { return plan_.sequences_max != 0; }
   /// Of its tensors. (Packed ones have room for all that may come.)
   std::uint32_t rows(std::uint32_t rank) const {
@@ -110,12 +86,10 @@ class RingRanks {
                                         HeadLayout layout, std::uint32_t gap) const;
   kernels::RingAttentionDeviceTensors tensors(std::uint32_t rank) const;
   void deal_out(const DeviceMemory& whole, std::uint32_t heads,
-                std::unique_ptr<DeviceMemory> Rank::*part);
+                std::unique_ptr<DeviceMemory> RingRank::*part);
 
   RingSetup setup_;
   kernels::RingAttentionPlan plan_;
-  std::vector<Rank> ranks_;
-  std::unique_ptr<HostProxy> proxy_;
   std::unique_ptr<DeviceMemory> q_, k_, v_, o_, lse_;  ///< of the whole sequence, on device 0
   std::uint32_t seq_ = 0;
   std::vector<std::uint32_t> starts_;  ///< of the launch's sequences, and the last one's end
