@@ -98,7 +98,9 @@ void expect_same_bits_as_threads_go_over(Options options,
           ASSERT_EQ(its.last, 0u);
           continue;
         }
-        if (stats.mode == Mode::kUnfused) ASSERT_EQ(its.last, first) << "it has the first ones";
+        if (stats.mode == Mode::kUnfused) {
+          ASSERT_EQ(its.last, first) << "it has the first ones";
+        }
         moves += its.last != before ? 1 : 0;
         before = its.last;
         ASSERT_EQ(its.moves, moves);
