@@ -155,11 +155,8 @@ std::vector<std::uint32_t> chunks_of(const Problem& problem, const TileSides& si
 }
 
 std::vector<TileSides> sides_of(const Problem& problem) {
-  std::vector<TileSides> sides = {{128, 256}, {128, 128}};
-  if (problem.op == Op::kAgGemm) {
-    sides.push_back({128, 64});
-    sides.push_back({64, 128});
-  }
+  std::vector<TileSides> sides = {{128, 256}, {128, 128}, {128, 64}};
+  if (problem.op == Op::kAgGemm) sides.push_back({64, 128});
   const Tiling& named = problem.named.tiling;
   std::vector<TileSides> kept;
   for (const TileSides& side : sides) {

@@ -432,26 +432,4 @@ inline constexpr OperatorKernel<typename Op::Arguments> kOperatorKernel = {
     .launch = launch_operator<Op>,
 };
 
-/// The kernel of an operator for B as it lies and tiles of at most `columns` columns. Stages and
-/// staging buffers: see GemmConfig. `kNarrow`: with one for tiles of 64 columns.
-template <template <class> class Op, class Element, int kStages = 4, int kStaging = 2,
-          bool kNarrow = false>
-const auto& kernel_for(BLayout b_layout, std::uint32_t columns) {
-  const auto of_columns = [&]<BLayout kB>() -> const auto& {
-#if !defined(MK_CUDA_FEW_KERNELS)
-    if constexpr (kNarrow) {
-      if (columns <= 64)
-        return kOperatorKernel<Op<GemmConfig<Element, kB, 128, 64, 8, 1, kStaging>>>;
-    }
-    // A staging buffer more is a stage less.
-    constexpr int kHalfStages = kStaging > 2 ? 5 : 6;
-    if (columns <= 128)
-      return kOperatorKernel<Op<GemmConfig<Element, kB, 128, 128, kHalfStages, 1, kStaging>>>;
-#endif
-    return kOperatorKernel<Op<GemmConfig<Element, kB, 128, 256, kStages, 1, kStaging>>>;
-  };
-  return b_layout == BLayout::kNK ? of_columns.template operator()<BLayout::kNK>()
-                                  : of_columns.template operator()<BLayout::kKN>();
-}
-
 }  // namespace mk::kernels::cuda

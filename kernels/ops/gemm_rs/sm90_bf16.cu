@@ -1,3 +1,4 @@
+#include "kernels/cuda/skeleton/product_kernels.cuh"
 #include "kernels/ops/gemm_rs/sm90_kernel.cuh"
 
 namespace mk::kernels::cuda {
