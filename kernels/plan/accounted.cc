@@ -127,10 +127,6 @@ void add_engine_terms(const Problem& problem, const Machine& machine, const Cand
   account.own_share = 1 / (std::max(1.0, items / compute) * problem.ranks());
 }
 
-/// An SM's part of the rate at which weights come: with two thirds of an H200's SMs the rate falls
-/// (tests/bench/results/moe_h200_*_sweep.json).
-constexpr double kWeightsOfSmGbS = 39;
-
 }  // namespace
 
 Account account_of(const Problem& problem, const Machine& machine, const Candidate& candidate,
@@ -168,8 +164,9 @@ Account account_of(const Problem& problem, const Machine& machine, const Candida
     account.fused_us += machine.network_latency_us;
     account.unfused_us += machine.network_latency_us;
   }
+  // With two thirds of an H200's SMs the rate falls (tests/bench/results/moe_h200_*_sweep.json).
   const double weights_gb_s =
-      std::min(machine.weights_gb_s, kWeightsOfSmGbS * std::max(1u, candidate.compute_blocks));
+      std::min(machine.weights_gb_s, machine.weights_sm_gb_s * share.compute_blocks);
   account.least_compute_us = expert_bytes(problem) / (weights_gb_s * 1e3);
   return account;
 }

@@ -26,6 +26,7 @@ constexpr Number kGpuNumbers[] = {
     {"l2_share_128", &Machine::l2_share_128},
     {"l2_mb_128", &Machine::l2_mb_128},
     {"weights_gb_s", &Machine::weights_gb_s},
+    {"weights_sm_gb_s", &Machine::weights_sm_gb_s},
     {"l2_mb", &Machine::l2_mb},
     {"weights_overlap", &Machine::weights_overlap},
     {"tile_us_256", &Machine::tile_us_256},
@@ -105,10 +106,10 @@ std::span<const Number> numbers_of(MachineKind kind) {
 
 // What something is divided by.
 constexpr const char* kGpuDivisors[] = {
-    "link_gb_s",      "rows_link_gb_s", "hbm_gb_s",       "network_gb_s",   "engine_gb_s",
-    "sums_link_gb_s", "step_us_256",    "step_us_128",    "step_us_64",     "overlap_ag",
-    "overlap_rs",     "overlap_ar",     "link_sharpness", "power_after_us", "weights_gb_s",
-    "sockets_gb_s",   "attention_share"};
+    "link_gb_s",      "rows_link_gb_s",  "hbm_gb_s",       "network_gb_s",   "engine_gb_s",
+    "sums_link_gb_s", "step_us_256",     "step_us_128",    "step_us_64",     "overlap_ag",
+    "overlap_rs",     "overlap_ar",      "link_sharpness", "power_after_us", "weights_gb_s",
+    "sockets_gb_s",   "attention_share", "weights_sm_gb_s"};
 constexpr const char* kCpuDivisors[] = {"cpu_gflops", "cpu_f32_gflops", "network_gb_s",
                                         "cpu_memory_gb_s", "cpu_network_in_turns_gb_s"};
 

@@ -31,6 +31,7 @@ struct Machine {
   double l2_share_128 = 0;     ///< how much longer those of 128 columns take, as B outgrows L2
   double l2_mb_128 = 0;        ///< with B so large (1e6 bytes) it is half of that
   double weights_gb_s = 0;     ///< at which a product reads its weights from memory, once at least
+  double weights_sm_gb_s = 0;  ///< one SM's part of that, at most: of experts, beside other roles
   double l2_mb = 0;  ///< with B so large (1e6 bytes) later passes read half of it from memory again
   double weights_overlap = 0;  ///< exponent: how sharply a product hides what it reads of them
   double tile_us_256 = 0;

@@ -114,6 +114,7 @@ plan::Machine calibrated(const plan::Machine& like, const GpuMeasured& measured)
     const double times = measured.memory_gb_s / like.hbm_gb_s;
     machine.hbm_gb_s *= times;
     machine.weights_gb_s *= times;
+    machine.weights_sm_gb_s *= times;
   }
   if (measured.peer_gb_s > 0) {
     const double times = measured.peer_gb_s / like.engine_gb_s;

@@ -38,7 +38,8 @@ void expect_close(const plan::Machine& machine, const plan::Machine& expected) {
   for (double plan::Machine::*number :
        {&plan::Machine::step_us_256, &plan::Machine::step_us_128, &plan::Machine::step_us_64,
         &plan::Machine::tile_us_256, &plan::Machine::attention_share, &plan::Machine::hbm_gb_s,
-        &plan::Machine::weights_gb_s, &plan::Machine::link_gb_s, &plan::Machine::engine_gb_s}) {
+        &plan::Machine::weights_gb_s, &plan::Machine::weights_sm_gb_s, &plan::Machine::link_gb_s,
+        &plan::Machine::engine_gb_s}) {
     EXPECT_NEAR(machine.*number, expected.*number, 0.02 * expected.*number);
   }
 }
@@ -62,6 +63,7 @@ TEST(Calibrate, AnotherMachineIsFound) {
   real.attention_share *= 0.8;
   real.hbm_gb_s *= 0.5;
   real.weights_gb_s *= 0.5;
+  real.weights_sm_gb_s *= 0.5;
   for (double plan::Machine::*rate : {&plan::Machine::link_gb_s, &plan::Machine::rows_link_gb_s,
                                       &plan::Machine::sums_link_gb_s, &plan::Machine::engine_gb_s})
     real.*rate *= 0.25;
