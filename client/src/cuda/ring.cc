@@ -1,8 +1,7 @@
 #include <memory>
-#include <optional>
 #include <utility>
 
-#include "client/src/cuda/own_plan.h"
+#include "client/src/cuda/planned_by_job.h"
 #include "kernels/cuda/host/planned.h"
 #include "kernels/ops/ring/sm90.h"
 #include "kernels/ops/ring/spec.h"
@@ -54,72 +53,40 @@ class Ring final : public CudaOperator<DeviceRing, kernels::RingAttentionCuda> {
   std::vector<kernels::TraceEvent> trace() const override { return cuda().trace(); }
 };
 
-/// The rank's own, of CudaOptions::dma.
-Result<std::optional<bool>> transport_of(const Tuning& tuning) {
-  switch (tuning.transport) {
-    case Transport::kAuto:
-      return std::nullopt;
-    case Transport::kEngines:
-      return true;
-    case Transport::kWarpgroups:
-      return false;
+struct RingOnGpu {
+  static constexpr const char* kOp = kName;
+  using Device = DeviceRing;
+  using Operator = Ring;
+  using Cuda = kernels::RingAttentionCuda;
+
+  static kernels::Shape extents(const AttachOptions&, const kernels::RingAttentionShape& shape) {
+    return {static_cast<std::uint32_t>(shape.seq_max), shape.query_heads, shape.head_dim};
   }
-  return fail(ErrorCode::kInvalidArgument,
-              "{}: there is no transport {}; 0 is chosen, 1 copy engines, 2 warpgroups", kName,
-              static_cast<int>(tuning.transport));
-}
-
-/// As all ranks make it, by what they agree on.
-Result<kernels::RingAttentionPlan> plan_of(const Session::Impl& session,
-                                           const kernels::RingAttentionShape& shape,
-                                           const Tuning& tuning, const DeviceShare& share,
-                                           const AgreedPlan& agreed) {
-  const AttachOptions& options = session.options();
-  kernels::CudaOptions all;
-  all.ranks_per_device = share.most_ranks;
-  MK_ASSIGN_OR_RETURN(all.dma, transport_of(tuning));
-  MK_ASSIGN_OR_RETURN(kernels::RingAttentionTiling tiling,
-                      kernels::cuda::planned_ring_tiling(options.nodes, options.local_size, shape,
-                                                         share.blocks, *agreed.job, all));
-  tiling.chunk_bytes = tuning.chunk_bytes;
-  return kernels::RingAttentionPlan::make(options.nodes, options.local_size, shape, tiling);
-}
-
-kernels::Shape extents_of(const kernels::RingAttentionShape& shape) {
-  return {static_cast<std::uint32_t>(shape.seq_max), shape.query_heads, shape.head_dim};
-}
+  static Result<kernels::RingAttentionPlan> plan(const AttachOptions& options,
+                                                 const kernels::RingAttentionShape& shape,
+                                                 std::uint32_t chunk_bytes, std::uint32_t blocks,
+                                                 const kernels::plan::JobPlan& job,
+                                                 const kernels::CudaOptions& all) {
+    MK_ASSIGN_OR_RETURN(kernels::RingAttentionTiling tiling,
+                        kernels::cuda::planned_ring_tiling(options.nodes, options.local_size, shape,
+                                                           blocks, job, all));
+    tiling.chunk_bytes = chunk_bytes;
+    return kernels::RingAttentionPlan::make(options.nodes, options.local_size, shape, tiling);
+  }
+};
 
 }  // namespace
 
 Result<std::uint64_t> device_workspace_ring(Session::Impl& session,
                                             const kernels::RingAttentionShape& shape,
                                             const Tuning& tuning) {
-  MK_ASSIGN_OR_RETURN(const DeviceShare share, expected_share(session));
-  MK_ASSIGN_OR_RETURN(const AgreedPlan agreed,
-                      expected_device_plan(session, extents_of(shape), tuning));
-  MK_ASSIGN_OR_RETURN(const auto plan, plan_of(session, shape, tuning, share, agreed));
-  return plan.workspace_bytes;
+  return device_workspace_by_job<RingOnGpu>(session, shape, tuning);
 }
 
 Result<std::unique_ptr<DeviceRing>> make_device_ring(Session::Impl& session,
                                                      const kernels::RingAttentionShape& shape,
                                                      const Tuning& tuning) {
-  MK_ASSIGN_OR_RETURN(const DeviceShare share, share_device(session));
-  MK_ASSIGN_OR_RETURN(const AgreedPlan agreed,
-                      agree_device_plan(session, extents_of(shape), tuning));
-  MK_ASSIGN_OR_RETURN(const auto plan, plan_of(session, shape, tuning, share, agreed));
-  kernels::CudaOptions options = cuda_options(share, tuning);
-  options.job_plan = agreed.job;
-  MK_ASSIGN_OR_RETURN(options.dma, transport_of(tuning));
-  // A caller that names SMs for it wants them to share, unless copy engines are named, too.
-  if (tuning.share_sms != 0 && !options.dma) options.dma = false;
-  // Ranks whose node has nobody else bring nothing.
-  if (!plan.engines && options.dma == true) options.dma.reset();
-  return make_device_operator<Ring>(
-      session, kName, DeviceMemoryNeeds::of(plan, tuning),
-      moved_plan_maker(plan, [options](const auto& moved, const kernels::RankContext& context) {
-        return kernels::RingAttentionCuda::create(moved, context, options);
-      }));
+  return make_device_by_job<RingOnGpu>(session, shape, tuning);
 }
 
 }  // namespace mk

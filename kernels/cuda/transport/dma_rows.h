@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "kernels/comm/rank_context.h"
 #include "kernels/cuda/skeleton/launch_state.h"
 #include "kernels/cuda/transport/dma_queue.h"
 #include "kernels/gather/copy_job.h"
@@ -38,6 +39,32 @@ struct DmaRows {
     return queue.copy(workspace + gather.ready(origin, chunks.begin),
                       &state.dma_flags[chunks.begin],
                       (chunks.end - chunks.begin) * sizeof(std::uint32_t));
+  }
+};
+
+/// This rank's rows, as `source` has them, to all of the node's others: the engines of
+/// gather/engine_steps.h.
+template <class Source>
+struct DmaSharing {
+  DmaQueue& queue;
+  const GatherSchedule& gather;
+  const DeviceState& state;
+  const RankContext& context;
+  const Source& source;
+
+  Status copy(std::uint32_t turn, std::uint64_t begin, std::uint64_t end) const {
+    return to(turn).bring(source, begin, end);
+  }
+  Status show(std::uint32_t turn, ChunkRange chunks) const {
+    return to(turn).show(gather.world().rank(), chunks);
+  }
+  /// The loopback's network copies with the same engine.
+  Status yield() const { return queue.yield(); }
+
+  DmaRows to(std::uint32_t turn) const {
+    const World& world = gather.world();
+    const std::uint32_t local = (world.local + world.locals - turn) % world.locals;
+    return {queue, gather, state, context.workspaces[local]};
   }
 };
 

@@ -5,6 +5,7 @@
 
 #include "kernels/cuda/core/tensor_map.h"
 #include "kernels/cuda/transport/dma_rows.h"
+#include "kernels/gather/engine_steps.h"
 #include "kernels/ops/ag_gemm/schedule.h"
 
 namespace mk::kernels {
@@ -85,7 +86,7 @@ std::uint32_t ag_gemm_collect_parts(const GatherSchedule& schedule, const RoleBl
 Result<std::unique_ptr<AgGemmCuda>> AgGemmCuda::create(const AgGemmPlan& plan,
                                                        const RankContext& context,
                                                        const CudaOptions& options) {
-  std::unique_ptr<AgGemmCuda> made(new AgGemmCuda(kOp, plan, plan.max.k, options.b_layout));
+  std::unique_ptr<AgGemmCuda> made(new AgGemmCuda(kOp, plan, options.b_layout));
   MK_RETURN_IF_ERROR(made->start(context, options));
   return made;
 }
@@ -101,14 +102,14 @@ Status AgGemmCuda::start(const RankContext& context, const CudaOptions& options)
   MK_RETURN_IF_ERROR(check_dma(context, options));
   MK_RETURN_IF_ERROR(plan_with(context, options));
   if (planned_.candidate.engines) {
-    MK_ASSIGN_OR_RETURN(const bool made, create_dma(options));
-    if (!made) {
+    MK_RETURN_IF_ERROR(create_engines(options));
+    if (!engines_.used()) {
       CudaOptions without = options;
       without.dma = false;
       MK_RETURN_IF_ERROR(plan_with(context, without));
     }
   }
-  const bool by_dma = dma_ != nullptr;
+  const bool by_dma = engines_.used();
   if (by_dma) {
     arguments_.launch.arrival = Arrival::kInTurn;
   } else if (ag_gemm_comes_in_turn(of.nodes, plan_.max)) {
@@ -141,19 +142,12 @@ Status AgGemmCuda::check_dma(const RankContext& context, const CudaOptions& opti
       plan_.gather.local_banks);
 }
 
-/// False: this device's engines cannot be told to wait for the kernel, and nobody insists.
-Result<bool> AgGemmCuda::create_dma(const CudaOptions& options) {
-  dma_ = std::make_unique<cuda::DmaQueue>(kOp);
-  if (const Status created = dma_->create(); !created) {
-    dma_.reset();
-    if (options.dma == true || created.error().code != ErrorCode::kUnsupported)
-      return propagate(created);
-    return false;
-  }
+Status AgGemmCuda::create_engines(const CudaOptions& options) {
+  MK_RETURN_IF_ERROR(engines_.create(options.dma));
   const double product =
       plan::predict(planned_.problem, planned_.machine, planned_.candidate).compute;
   dma_bytes_ = options.dma_bytes != 0 ? options.dma_bytes : ag_gemm_dma_bytes(plan_, product);
-  return true;
+  return {};
 }
 
 Status AgGemmCuda::launch(cudaStream_t stream, const GemmMatrices& of, std::uint32_t m, Mode mode) {
@@ -180,71 +174,50 @@ Status AgGemmCuda::launch(cudaStream_t stream, const GemmMatrices& of, std::uint
       GatherSource::of(of.a, of.lda * kElementBytes, plan_.gather.row_bytes, shard_rows);
   arguments_.launch.in_place = in_place;
   arguments_.launch.sharing =
-      ag_gemm_sharing(schedule.gather(), blocks(), shard_rows, dma_ != nullptr);
+      ag_gemm_sharing(schedule.gather(), blocks(), shard_rows, engines_.used());
   arguments_.launch.onward = ag_gemm_passing_on(schedule.gather(), blocks(), m, passes_on_by_dma());
   arguments_.launch.gathered = static_cast<std::byte*>(of.gathered);
   arguments_.launch.collect_parts = ag_gemm_collect_parts(schedule.gather(), blocks(), m);
-  if (!dma_) return enqueue(stream, of);
-  if (!dma_status_) return dma_status_;
-  MK_RETURN_IF_ERROR(dma_->mark(stream));
-  MK_RETURN_IF_ERROR(enqueue(stream, of));
-  dma_status_ = queue_dma();
-  if (const Status joined = dma_->join(stream); dma_status_) dma_status_ = joined;
-  return dma_status_;
+  return engines_.launch(
+      stream, *arguments_.frame.state, [&] { return enqueue(stream, of); },
+      [this](cuda::DmaQueue& queue) { return bring(queue); });
 }
 
 /// This rank's rows to each of the node's others, as gather::share_in_turn has them: so each has
 /// all rows of its next one first. Then what comes over the network (gather::pass_on_by_dma). The
 /// kernel has written where they are shown (start_dma in gather/roles.h, CopyLeader).
-Status AgGemmCuda::queue_dma() {
+Status AgGemmCuda::bring(cuda::DmaQueue& queue) const {
   cuda::DeviceState* const state = arguments_.frame.state;
-  MK_RETURN_IF_ERROR(dma_->begin(&state->dma_go));
   const AgGemmSchedule& schedule = arguments_.launch.schedule;
   const GatherSchedule& gather = schedule.gather();
-  const std::uint32_t rows = arguments_.launch.shard.rows;
-  const std::uint32_t chunks = gather.chunks(rows);
-  const std::uint32_t at_once = std::max(1u, dma_bytes_ / gather.geometry().chunk_bytes);
-  for (std::uint32_t turn = 1; turn < world().locals; ++turn) {
-    for (std::uint32_t chunk = 1; chunk < chunks; chunk += at_once) {
-      MK_RETURN_IF_ERROR(
-          queue_chunks(turn, world().rank(), rows, {chunk, std::min(chunks, chunk + at_once)}));
-      // The loopback's network copies with the same engine.
-      if (world().nodes > 1) MK_RETURN_IF_ERROR(dma_->yield());
-    }
-  }
+  const std::uint32_t chunk_bytes = gather.geometry().chunk_bytes;
+  const std::uint32_t at_once = std::max(1u, dma_bytes_ / chunk_bytes);
+  const cuda::DmaSharing sharing{queue, gather, *state, arguments_.launch.context,
+                                 arguments_.launch.shard};
+  MK_RETURN_IF_ERROR(gather::bring_rows(gather, arguments_.launch.shard.rows,
+                                        std::uint64_t{at_once} * chunk_bytes,
+                                        gather::PieceOrder::kRankByRank, sharing));
   if (!passes_on_by_dma()) return {};
   const std::uint32_t of_piece = arguments_.launch.onward.dma_chunks;
   std::uint32_t pieces = 0;
   for (std::uint32_t hops = 1; hops < world().nodes; ++hops) {
     const std::uint32_t origin = world().rail_peer(gather.node_at(hops));
-    const std::uint32_t its_rows = schedule.shard(origin).count;
-    const std::uint32_t its_chunks = gather.chunks(its_rows);
-    for (std::uint32_t chunk = 1; chunk < its_chunks; chunk += of_piece) {
-      MK_RETURN_IF_ERROR(dma_->await(&state->dma_pieces, ++pieces));
+    const std::uint32_t rows = schedule.shard(origin).count;
+    const std::uint32_t chunks = gather.chunks(rows);
+    for (std::uint32_t chunk = 1; chunk < chunks; chunk += of_piece) {
+      const ChunkRange piece{chunk, std::min(chunks, chunk + of_piece)};
+      const ByteRange range = gather.chunks_range(rows, piece.begin, piece.end - piece.begin);
+      const std::uint64_t place = gather.slot(0, origin) + range.begin;
+      MK_RETURN_IF_ERROR(queue.await(&state->dma_pieces, ++pieces));
       for (std::uint32_t turn = 1; turn < world().locals; ++turn) {
+        const cuda::DmaRows to = sharing.to(turn);
         MK_RETURN_IF_ERROR(
-            queue_chunks(turn, origin, its_rows, {chunk, std::min(its_chunks, chunk + of_piece)}));
+            queue.copy(to.workspace + place, workspace(world().local) + place, range.bytes));
+        MK_RETURN_IF_ERROR(to.show(origin, piece));
       }
     }
   }
-  return dma_->write(&state->dma_passed_on, 1);
-}
-
-/// Chunks of the origin's `rows` rows to the local rank `turn` before this one, then their flags.
-Status AgGemmCuda::queue_chunks(std::uint32_t turn, std::uint32_t origin, std::uint32_t rows,
-                                ChunkRange chunks) {
-  const GatherSchedule& gather = arguments_.launch.schedule.gather();
-  std::byte* const to = workspace((world().local + world().locals - turn) % world().locals);
-  const ByteRange range = gather.chunks_range(rows, chunks.begin, chunks.end - chunks.begin);
-  const cuda::DmaRows rows_to{*dma_, gather, *arguments_.frame.state, to};
-  if (origin == world().rank()) {
-    const std::uint64_t begin = range.begin - kGatherHeaderBytes;
-    MK_RETURN_IF_ERROR(rows_to.bring(arguments_.launch.shard, begin, begin + range.bytes));
-  } else {
-    const std::uint64_t place = gather.slot(0, origin) + range.begin;
-    MK_RETURN_IF_ERROR(dma_->copy(to + place, workspace(world().local) + place, range.bytes));
-  }
-  return rows_to.show(origin, chunks);
+  return queue.write(&state->dma_passed_on, 1);
 }
 
 Status AgGemmCuda::make_maps(void* c, std::uint64_t ldc, std::uint32_t m) {

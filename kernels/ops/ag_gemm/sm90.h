@@ -11,7 +11,7 @@
 #include "kernels/comm/rank_context.h"
 #include "kernels/comm/types.h"
 #include "kernels/cuda/host/operator_base.h"
-#include "kernels/cuda/transport/dma_queue.h"
+#include "kernels/cuda/host/row_engines.h"
 #include "kernels/ops/ag_gemm/sm90_arguments.h"
 #include "kernels/ops/ag_gemm/spec.h"
 #include "shm/host/result.h"
@@ -56,23 +56,21 @@ class AgGemmCuda : public cuda::OperatorBase<AgGemmPlan, cuda::AgGemmArguments> 
   std::uint32_t dma_bytes() const { return dma_bytes_; }
   /// Whether they also pass on what comes over the network.
   bool passes_on_by_dma() const {
-    return dma_ != nullptr && world().nodes > 1 && plan_.gather.banks == 1;
+    return engines_.used() && world().nodes > 1 && plan_.gather.banks == 1;
   }
 
  private:
-  using OperatorBase::OperatorBase;
+  AgGemmCuda(const char* op, const AgGemmPlan& plan, BLayout b_layout)
+      : OperatorBase(op, plan, plan.max.k, b_layout), engines_(op) {}
   Status start(const RankContext& context, const CudaOptions& options);
   Status plan_with(const RankContext& context, const CudaOptions& options);
   Status check_dma(const RankContext& context, const CudaOptions& options) const;
-  Result<bool> create_dma(const CudaOptions& options);
+  Status create_engines(const CudaOptions& options);
   Status make_maps(void* c, std::uint64_t ldc, std::uint32_t m);
-  Status queue_dma();
-  Status queue_chunks(std::uint32_t turn, std::uint32_t origin, std::uint32_t rows,
-                      ChunkRange chunks);
+  Status bring(cuda::DmaQueue& queue) const;
 
-  std::unique_ptr<cuda::DmaQueue> dma_;  ///< null: groups share this rank's rows
+  cuda::RowEngines engines_;
   std::uint32_t dma_bytes_ = 0;
-  Status dma_status_;  ///< an error: copies are missing, and no later launch is any better
 };
 
 }  // namespace mk::kernels

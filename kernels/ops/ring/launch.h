@@ -13,7 +13,7 @@ namespace mk::kernels {
 struct RingAttentionLaunch : Launch {
   RingAttentionGeometry plan;
   KeySource keys_values;  ///< this rank's, in the caller's memory
-  /// Copy engines bring this rank's keys to the node's others (engine_steps.h), not share blocks.
+  /// Copy engines bring this rank's keys to the node's others, not share blocks.
   bool by_dma = false;
   PackedSequences packed;
 };

@@ -21,7 +21,7 @@
 ///
 ///     role     does                                             waits for
 ///     share    this rank's K and V -> its node, its send blocks
-///              (or lets copy engines do it: engine_steps.h)
+///              (or lets engines do it: gather/engine_steps.h)
 ///     send     the K and V of its rail -> next node             what it sends
 ///     receive  arrived K and V -> its node                      arrivals
 ///     collect  sees K and V arrive, for compute                 each head of each origin

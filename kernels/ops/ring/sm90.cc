@@ -18,8 +18,8 @@
 #include "kernels/cuda/host/planned.h"
 #include "kernels/cuda/transport/dma_rows.h"
 #include "kernels/gather/chunks_sent.h"
+#include "kernels/gather/engine_steps.h"
 #include "kernels/gather/plan.h"
-#include "kernels/ops/ring/engine_steps.h"
 #include "kernels/ops/ring/windows.h"
 #include "shm/atomic.h"
 
@@ -89,7 +89,8 @@ const cuda::RingAttentionKernel* kernel_of(const RingAttentionPlan& plan) {
 
 }  // namespace
 
-RingAttentionCuda::RingAttentionCuda(const RingAttentionPlan& plan) : plan_(plan), frame_(kOp) {
+RingAttentionCuda::RingAttentionCuda(const RingAttentionPlan& plan)
+    : plan_(plan), frame_(kOp), engines_(kOp) {
   arguments_.launch.plan = plan;
 }
 
@@ -139,8 +140,8 @@ Status RingAttentionCuda::start(const RankContext& context, const CudaOptions& o
   problem.heads = {plan_.key_heads, plan_.batch, plan_.causal};
   problem.dtype = plan_.dtype;
   problem.ranks_per_device = options.ranks_per_device;
-  MK_RETURN_IF_ERROR(create_dma(options));
-  problem.named.engines = dma_ != nullptr;
+  MK_RETURN_IF_ERROR(create_engines(options));
+  problem.named.engines = engines_.used();
   const auto groups =
       plan::chosen_groups(problem, job->machine, plan_.work(of, plan_.seq_max), options.rates);
   const std::uint32_t watchers = plan::watchers_of(problem);
@@ -148,7 +149,7 @@ Status RingAttentionCuda::start(const RankContext& context, const CudaOptions& o
   MK_RETURN_IF_ERROR(frame_.start(context, options, cuda::accounted_needs(problem, groups), flags,
                                   arguments_.launch, arguments_.frame));
   arguments_.frame.heeds_peers = of.locals > 1 && plan_.gather.local_banks == 1;
-  arguments_.frame.by_dma = arguments_.launch.by_dma = dma_ != nullptr;
+  arguments_.frame.by_dma = arguments_.launch.by_dma = engines_.used();
   if (of.size() > 1 && cuda::groups_that_only_share(arguments_.frame, blocks()) <= watchers) {
     return fail(ErrorCode::kLimitExceeded,
                 "{}: {} groups share keys, and the first {} of them look for the others' alone; "
@@ -160,7 +161,7 @@ Status RingAttentionCuda::start(const RankContext& context, const CudaOptions& o
   candidate.compute_blocks = blocks().compute;
   candidate.stream_warpgroups = blocks().share - blocks().receive;
   candidate.receive_warpgroups = blocks().receive;
-  candidate.engines = dma_ != nullptr;
+  candidate.engines = engines_.used();
   candidate.heads_together = plan_.heads_together;
   account_ = plan::account_of(problem, job->machine, candidate, options.rates);
 
@@ -194,7 +195,7 @@ Status RingAttentionCuda::start(const RankContext& context, const CudaOptions& o
 
 /// The plan, on which all ranks agree, says whether copy engines may share, and the options whether
 /// this rank's do.
-Status RingAttentionCuda::create_dma(const CudaOptions& options) {
+Status RingAttentionCuda::create_engines(const CudaOptions& options) {
   if (!plan_.engines) {
     if (options.dma != true || world().locals == 1) return {};
     return fail(ErrorCode::kInvalidArgument,
@@ -203,46 +204,18 @@ Status RingAttentionCuda::create_dma(const CudaOptions& options) {
                 kOp);
   }
   if (options.dma == false) return {};
-  dma_ = std::make_unique<cuda::DmaQueue>(kOp);
-  const Status created = dma_->create();
-  if (created) return {};
-  dma_.reset();
-  // Groups bring what this driver's engines cannot, unless the caller insists.
-  if (options.dma != true && created.error().code == ErrorCode::kUnsupported) return {};
-  return propagate(created);
+  return engines_.create(options.dma);
 }
 
-namespace {
-
-/// The engines of engine_steps.h.
-struct EngineSteps {
-  cuda::DmaQueue& queue;
-  const GatherSchedule& gather;
-  const cuda::RingAttentionArguments& arguments;
-
-  Status copy(std::uint32_t turn, std::uint64_t begin, std::uint64_t end) const {
-    return to(turn).bring(arguments.launch.keys_values, begin, end);
-  }
-  Status show(std::uint32_t turn, ChunkRange chunks) const {
-    return to(turn).show(gather.world().rank(), chunks);
-  }
-
- private:
-  cuda::DmaRows to(std::uint32_t turn) const {
-    const World& world = gather.world();
-    const std::uint32_t local = (world.local + world.locals - turn) % world.locals;
-    return {queue, gather, *arguments.frame.state, arguments.launch.context.workspaces[local]};
-  }
-};
-
-}  // namespace
-
-Status RingAttentionCuda::queue_dma() {
-  MK_RETURN_IF_ERROR(dma_->begin(&arguments_.frame.state->dma_go));
+/// K and V of heads together at a time, the first heads first.
+Status RingAttentionCuda::bring_keys(cuda::DmaQueue& queue) const {
   const RingAttentionLaunch& launch = arguments_.launch;
   const GatherSchedule gather(plan_.gather, world());
-  return ring_attention::bring_keys(launch.plan, gather, launch.keys_values.sequence,
-                                    EngineSteps{*dma_, gather, arguments_});
+  const std::uint32_t rows = launch.keys_values.rows;
+  return gather::bring_rows(
+      gather, rows, gather.data_bytes(rows) / launch.plan.head_units(),
+      gather::PieceOrder::kPieceByPiece,
+      cuda::DmaSharing{queue, gather, *arguments_.frame.state, launch.context, launch.keys_values});
 }
 
 RingAttentionSchedule RingAttentionCuda::schedule_of(std::uint64_t seq) const {
@@ -444,16 +417,10 @@ Status RingAttentionCuda::launch(cudaStream_t stream, const RingAttentionDeviceT
     MK_RETURN_IF_ERROR(set_window(tensors, i, m, own));
     MK_RETURN_IF_ERROR(frame_.check(
         trace_.begin_launch(stream, cuda::all_blocks(arguments_.frame, blocks())), "the trace"));
-    if (dma_ != nullptr) {
-      MK_RETURN_IF_ERROR(dma_status_);
-      MK_RETURN_IF_ERROR(dma_->mark(stream));
-    }
-    MK_RETURN_IF_ERROR(frame_.put_on(stream, *kernel_, arguments_));
-    if (dma_ != nullptr) {
-      dma_status_ = queue_dma();
-      if (const Status joined = dma_->join(stream); dma_status_) dma_status_ = joined;
-      MK_RETURN_IF_ERROR(dma_status_);
-    }
+    MK_RETURN_IF_ERROR(engines_.launch(
+        stream, *arguments_.frame.state,
+        [&] { return frame_.put_on(stream, *kernel_, arguments_); },
+        [this](cuda::DmaQueue& queue) { return bring_keys(queue); }));
     if (plan_.windows() == 1) break;
     MK_RETURN_IF_ERROR(
         frame_.check(cudaMemcpyAsync(accounts_ + i, &arguments_.frame.state->accounts,

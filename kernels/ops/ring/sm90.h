@@ -17,8 +17,8 @@
 #include "kernels/cuda/core/attention_types.h"
 #include "kernels/cuda/host/cuda_options.h"
 #include "kernels/cuda/host/operator_frame.h"
+#include "kernels/cuda/host/row_engines.h"
 #include "kernels/cuda/skeleton/launch_accounts.h"
-#include "kernels/cuda/transport/dma_queue.h"
 #include "kernels/ops/ring/sm90_arguments.h"
 #include "kernels/ops/ring/sm90_trace.h"
 #include "kernels/ops/ring/spec.h"
@@ -90,7 +90,7 @@ class RingAttentionCuda {
   /// Keys of a tile: for what is derived of its rounding.
   int tile_keys() const { return kernel_->tile_keys; }
   /// Whether copy engines bring its keys to the node's others.
-  bool shares_by_dma() const { return dma_ != nullptr; }
+  bool shares_by_dma() const { return engines_.used(); }
   /// Whether the launches that follow note what their blocks do when, which they take a little
   /// longer for. Not while a launch runs.
   void set_trace(bool on);
@@ -106,8 +106,8 @@ class RingAttentionCuda {
  private:
   explicit RingAttentionCuda(const RingAttentionPlan& plan);
   Status start(const RankContext& context, const CudaOptions& options);
-  Status create_dma(const CudaOptions& options);
-  Status queue_dma();
+  Status create_engines(const CudaOptions& options);
+  Status bring_keys(cuda::DmaQueue& queue) const;
   Status make_room_for_tables();
   Result<std::uint32_t> rows_of_packed(const std::uint32_t* starts, std::uint32_t sequences,
                                        std::uint64_t room, std::uint64_t seq) const;
@@ -133,8 +133,7 @@ class RingAttentionCuda {
   plan::Account account_;  ///< what its launches are predicted by
   Form queued_;            ///< of the last launch on a stream
   const cuda::RingAttentionKernel* kernel_ = nullptr;
-  std::unique_ptr<cuda::DmaQueue> dma_;  ///< null: groups share this rank's keys
-  Status dma_status_;       ///< an error: copies are missing, and no later launch is any better
+  cuda::RowEngines engines_;
   void* words_ = nullptr;   ///< in device memory: the dealer's, then what has arrived of each rank
   void* tables_ = nullptr;  ///< likewise, of packed sequences
   cuda::LaunchAccounts* accounts_ = nullptr;  ///< likewise, of a launch's windows, if several

@@ -13,19 +13,12 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/ops/ring/engine_steps.h"
 #include "kernels/ops/ring/roles.h"
 #include "kernels/ops/ring/spec.h"
+#include "tests/kernels/support/engine_actor.h"
 #include "tests/kernels/support/simulation.h"
 
 namespace mk::kernels::testing {
-
-/// A mistake of copy engines, which tests have to see.
-enum class EngineFault {
-  kNone,
-  kBeginAtOnce,  ///< do not wait until nobody reads the bank
-  kShowFirst,    ///< flags before the bytes
-};
 
 struct RingOptions : SimOptions {
   EngineFault engine_fault = EngineFault::kNone;
@@ -125,50 +118,6 @@ class WatchingExecutor : public Executor {
     const auto found = rank_.shown.find(origin);
     return found == rank_.shown.end() ? 0 : found->second;
   }
-};
-
-/// Copy engines as an actor of its own: the steps of kernels/ops/ring/engine_steps.h.
-class Engines {
- public:
-  Engines(WatchingExecutor& executor, RingAttentionBlock<WatchingExecutor>& block,
-          EngineFault fault)
-      : executor_(executor), block_(block), fault_(fault) {}
-
-  Status copy(std::uint32_t turn, std::uint64_t begin, std::uint64_t end) {
-    copies_.push_back({turn, begin, end});
-    if (fault_ != EngineFault::kShowFirst) bring();
-    return {};
-  }
-  Status show(std::uint32_t turn, ChunkRange chunks) {
-    for (std::uint32_t chunk = chunks.begin; chunk < chunks.end; ++chunk)
-      block_.gather.publish_ready_at(local(turn), chunk);
-    return bring();
-  }
-  Status bring() {
-    for (const auto& [turn, begin, end] : copies_) {
-      CopyJob job;
-      job.add_target(block_.gather.slot(local(turn), block_.world.rank()) + kGatherHeaderBytes +
-                     begin);
-      block_.launch.keys_values.copy_packed(begin, end, job,
-                                            [&](const CopyJob& part) { executor_.copy(part); });
-    }
-    copies_.clear();
-    return {};
-  }
-
- private:
-  struct Bytes {
-    std::uint32_t turn;
-    std::uint64_t begin, end;
-  };
-  std::uint32_t local(std::uint32_t turn) const {
-    return (block_.world.local + block_.world.locals - turn) % block_.world.locals;
-  }
-
-  WatchingExecutor& executor_;
-  RingAttentionBlock<WatchingExecutor>& block_;
-  EngineFault fault_;
-  std::vector<Bytes> copies_;
 };
 
 class RingSimulation : private SimOperator {
@@ -314,14 +263,16 @@ class RingSimulation : private SimOperator {
     WatchingExecutor executor(frame, rank);
     BlockTotals totals;
     RingAttentionBlock<WatchingExecutor> block(executor, launch, Role::kPull, 0, totals);
-    if (options_.engine_fault != EngineFault::kBeginAtOnce &&
-        !wait_until(executor, launch.control, WaitSite{.role = Role::kPull}, totals.waits, 1,
-                    [&](std::uint64_t*) { return rank.engine_starts != 0; }))
-      return false;
-    Engines engines(executor, block, options_.engine_fault);
-    return ring_attention::bring_keys(launch.plan, block.schedule.gather(),
-                                      launch.keys_values.sequence, engines) &&
-           engines.bring();
+    EngineActor engines(executor, block.gather, launch.keys_values, options_.engine_fault);
+    if (!engines.await_start(rank.engine_starts, totals.waits)) return false;
+    const GatherSchedule& gather = block.schedule.gather();
+    const std::uint32_t rows = launch.keys_values.rows;
+    const bool brought =
+        gather::bring_rows(gather, rows, gather.data_bytes(rows) / launch.plan.head_units(),
+                           gather::PieceOrder::kPieceByPiece, engines)
+            .has_value();
+    engines.bring();
+    return brought;
   }
 
   void watch(std::uint32_t index) override {
