@@ -181,7 +181,23 @@ constexpr std::uint32_t kCombineMost = 108;
 
 bool has_receivers(std::uint32_t nodes, std::uint32_t locals) { return nodes > 1 && locals > 1; }
 
-/// Copy engines, beside which only SMs share that no role could compute with.
+/// Ways to a node's other ranks that are tried.
+struct Transports {
+  bool groups = true;
+  bool engines = false;
+};
+Transports transports_of(const Problem& problem) {
+  if (problem.op != Op::kRing && problem.op != Op::kMoe) return {};
+  // Ranks that share a GPU have engines only if they are named, and so have tokens over nodes,
+  // where nobody has measured them.
+  const bool alone =
+      problem.ranks_per_device == 1 && (problem.op == Op::kRing || problem.nodes == 1);
+  // A caller that names engines wants them alone.
+  return {!problem.named.engines.value_or(false),
+          problem.named.engines.value_or(alone) && check_row_engines(problem)};
+}
+
+/// Copy engines of Ring Attention, beside which only SMs share that no role could compute with.
 std::vector<AccountedGroups> engines_to_try(const Problem& problem, const Machine& machine) {
   std::vector<AccountedGroups> engines;
   const std::uint32_t share = blocks_of_rank(problem, machine);
@@ -197,22 +213,8 @@ std::vector<AccountedGroups> engines_to_try(const Problem& problem, const Machin
   return engines;
 }
 
-/// Several numbers of a whole GPU, the usual one first. Those of experts are among the ones that
-/// products have run with.
-std::vector<AccountedGroups> groups_to_try(const Problem& problem, const Machine& machine) {
-  std::vector<AccountedGroups> groups{accounted_groups(problem.op, problem.nodes, problem.locals)};
-  if (problem.op == Op::kRing) {
-    for (const std::uint32_t sms : {6u, 8u, 10u, 12u, 16u}) {
-      if (problem.ranks() > 1 && problem.ranks_per_device == 1)
-        groups.push_back(accounted_groups(problem.op, problem.nodes, problem.locals, sms));
-    }
-    // A caller that names engines wants them alone.
-    if (problem.named.engines.value_or(false)) groups.clear();
-    if (problem.named.engines.value_or(problem.ranks_per_device == 1) && check_key_engines(problem))
-      std::ranges::copy(engines_to_try(problem, machine), std::back_inserter(groups));
-    return groups;
-  }
-  if (problem.ranks_per_device > 1) return groups;
+/// Those of experts are among the ones that products have run with.
+void add_expert_groups(const Problem& problem, std::vector<AccountedGroups>& groups) {
   const bool receives = problem.op == Op::kMoe && has_receivers(problem.nodes, problem.locals);
   for (const std::uint32_t stream : {12u, 18u, 24u, 36u, 48u, 60u, 72u, 108u, 144u, 192u}) {
     if (stream > kCombineMost && problem.op == Op::kCombine) break;
@@ -221,12 +223,38 @@ std::vector<AccountedGroups> groups_to_try(const Problem& problem, const Machine
       if (!receives) break;
     }
   }
+}
+
+/// Several numbers of a whole GPU, the usual one first.
+std::vector<AccountedGroups> groups_to_try(const Problem& problem, const Machine& machine) {
+  std::vector<AccountedGroups> groups{accounted_groups(problem.op, problem.nodes, problem.locals)};
+  const Transports transports = transports_of(problem);
+  if (problem.op == Op::kRing) {
+    for (const std::uint32_t sms : {6u, 8u, 10u, 12u, 16u}) {
+      if (problem.ranks() > 1 && problem.ranks_per_device == 1)
+        groups.push_back(accounted_groups(problem.op, problem.nodes, problem.locals, sms));
+    }
+    if (!transports.groups) groups.clear();
+    if (transports.engines)
+      std::ranges::copy(engines_to_try(problem, machine), std::back_inserter(groups));
+    return groups;
+  }
+  if (problem.ranks_per_device == 1) add_expert_groups(problem, groups);
+  // The same numbers beside engines: warpgroups pack tokens either way.
+  const std::vector<AccountedGroups> alone = groups;
+  if (!transports.groups) groups.clear();
+  if (transports.engines) {
+    for (AccountedGroups beside : alone) {
+      beside.engines = true;
+      groups.push_back(beside);
+    }
+  }
   return groups;
 }
 
 }  // namespace
 
-Status check_key_engines(const Problem& problem) {
+Status check_row_engines(const Problem& problem) {
   Candidate candidate;
   candidate.engines = true;
   return work_by_plan(problem, MachineKind::kGpu, candidate).map([](const LaunchWork&) {});
@@ -305,7 +333,8 @@ std::vector<Candidate> accounted_candidates(const Problem& problem, const Machin
   std::vector<AccountedGroups> tried = groups_to_try(problem, machine);
   if (tried.empty()) return legal;
   // A caller that names warpgroups wants them to share, unless it names copy engines, too.
-  if (problem.named.stream_warpgroups != 0 && !tried.front().engines) tried.resize(1);
+  if (problem.named.stream_warpgroups != 0 && (problem.op != Op::kRing || !tried.front().engines))
+    tried.resize(1);
   for (const AccountedGroups& groups : tried)
     add_if_legal(problem, machine, accounted_candidate(problem, groups), Mode::kFused, legal);
   // The unfused form has what the operator was made with, for fused launches.

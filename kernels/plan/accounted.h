@@ -55,9 +55,9 @@ AccountedGroups accounted_groups(Op op, std::uint32_t nodes, std::uint32_t local
 /// GPU have those of accounted_groups().
 AccountedGroups chosen_groups(const Problem& problem, const Machine& machine,
                               const LaunchWork& work, const MachineRates& told = {});
-/// The reason if copy engines cannot bring keys in a GPU's launches of Ring Attention
+/// The reason if copy engines cannot bring keys or tokens in a GPU's launches of such a problem
 /// (kInvalidArgument).
-Status check_key_engines(const Problem& problem);
+Status check_row_engines(const Problem& problem);
 /// What a fused launch with those groups runs as, which explain() prints and the operator's blocks
 /// are: with Ring Attention's watchers among those that stream, and with what fills the last SM up.
 Candidate accounted_candidate(const Problem& problem, const AccountedGroups& groups);

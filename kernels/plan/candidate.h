@@ -19,6 +19,8 @@ std::string_view name_of(Op op);  ///< "ag_gemm", "gemm_rs", "gemm_ar", "ring", 
 /// Of one B over all ranks. The model has terms for those on GPUs; else it goes by the plan's
 /// account of the work (account.h).
 constexpr bool is_product(Op op) { return op <= Op::kGemmAr; }
+/// Whether copy engines may bring what a rank shares with its node.
+constexpr bool has_engines(Op op) { return op == Op::kAgGemm || op == Op::kRing || op == Op::kMoe; }
 Result<Op> op_named(std::string_view name);
 
 /// What a caller has settled of a launch; 0, or not set: to be chosen.
@@ -88,7 +90,7 @@ constexpr bool has_exchanges(const Problem& problem) {
 struct Candidate {
   Mode form = Mode::kFused;  ///< kFused or kUnfused
   Sums sums = Sums::kWarpgroups;
-  /// AllGather+GEMM, Ring Attention: copy engines bring a rank's rows to its peers.
+  /// Copy engines bring a rank's rows, keys or tokens to its peers (has_engines).
   bool engines = false;
   /// Then, of Ring Attention, RingAttentionGeometry::heads_together; else 0.
   std::uint32_t heads_together = 0;

@@ -124,11 +124,11 @@ std::string terms_text(const Timeline& time) {
   return text;
 }
 
-/// The reason if copy engines are none of the kinds in Ring Attention on a GPU.
+/// The reason if copy engines are none of the kinds in Ring Attention or MoE Dispatch on a GPU.
 std::string no_engines_text(const Problem& problem, const Machine& machine) {
-  if (problem.op != Op::kRing || machine.kind != MachineKind::kGpu || problem.ranks() == 1)
-    return {};
-  const Status possible = check_key_engines(problem);
+  const bool asks = has_engines(problem.op) && !is_product(problem.op);
+  if (!asks || machine.kind != MachineKind::kGpu || problem.ranks() == 1) return {};
+  const Status possible = check_row_engines(problem);
   std::string why;
   if (!possible) {
     why = possible.error().message;
@@ -136,6 +136,8 @@ std::string no_engines_text(const Problem& problem, const Machine& machine) {
     why = "warpgroups are named";
   } else if (problem.ranks_per_device > 1 && !problem.named.engines) {
     why = "ranks share a GPU";
+  } else if (problem.op == Op::kMoe && problem.nodes > 1 && !problem.named.engines) {
+    why = "over nodes they were not measured, and warpgroups pass on what the network brings";
   }
   return why.empty() ? why : fmt::format("  no copy engines: {}\n", why);
 }

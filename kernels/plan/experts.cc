@@ -21,6 +21,9 @@ constexpr double kIndexUs = 30;
 constexpr double kIndexRowUs = 0.035;
 /// A warpgroup that packs rows looks at each before it copies it (kernels/ops/moe/SM90.md).
 constexpr double kPackRowUs = 1;
+/// A launch with copy engines begins and ends so much later, as their queue waits for it and the
+/// stream for the queue (moe_h200_1x2_transports.json, 128 tokens a rank).
+constexpr double kEnginesUs = 15;
 /// GB/s, read and written, of a warpgroup that sums beside the product: 12 KiB are on their way for
 /// 1.2 µs.
 constexpr double kSumRowsGbS = 10;
@@ -29,17 +32,33 @@ constexpr double kSumsLeft = 0.6;
 
 double us(double bytes, double gb_s) { return gb_s > 0 ? bytes / (gb_s * 1e3) : 0; }
 
+/// This rank's tokens to the node's others: by copy engines (kernels/gather/engine_steps.h), whose
+/// pieces are two copies each, of bytes and of flags; or by so many warpgroups. `bytes`: to all of
+/// them.
+double share_us(const Problem& problem, const Machine& machine, const Candidate& candidate,
+                std::uint32_t warpgroups, double bytes) {
+  if (!candidate.engines)
+    return us(bytes,
+              saturated_gb_s(machine, warpgroups, machine.copy_gb_s, machine.rows_link_gb_s));
+  const double peers = problem.locals - 1.0;
+  const double piece =
+      static_cast<double>(moe_dispatch_dma_bytes(static_cast<std::uint64_t>(bytes / peers)));
+  const double copies = 2 * peers * std::ceil(bytes / peers / piece);
+  return copies * machine.engine_each_us + us(bytes, machine.engine_gb_s);
+}
+
 ExpertTerms moe_terms(const Problem& problem, const Machine& machine, const Candidate& candidate) {
   const std::uint32_t streams = std::max(1u, candidate.stream_warpgroups);
-  const std::uint32_t plan = moe_dispatch_plan_groups(streams, problem.ranks());
+  const std::uint32_t plan =
+      moe_dispatch_plan_groups(streams, problem.nodes, problem.locals, candidate.engines);
   ExpertTerms terms;
   terms.before = kRouteUs + kRouteRowUs * problem.shape.m * problem.experts.top_k / plan;
-  // The others share this rank's tokens meanwhile; then all pack.
+  if (candidate.engines) terms.before += kEnginesUs;
+  // The others, or engines, share this rank's tokens meanwhile; then all pack.
   const std::uint32_t sharers = streams > plan ? streams - plan : streams;
   const double link = expert_link_bytes(problem);
   const double own = link / problem.nodes;
-  terms.share =
-      us(own, saturated_gb_s(machine, sharers, machine.copy_gb_s, machine.rows_link_gb_s));
+  if (own > 0) terms.share = share_us(problem, machine, candidate, sharers, own);
   const double packed =
       double{1} * tokens_of_rank(problem) * problem.experts.top_k * problem.shape.k * kElementBytes;
   const double row_bytes = double{1} * problem.shape.k * kElementBytes;

@@ -68,14 +68,14 @@ Status check_sums(const Problem& problem, const Candidate& candidate) {
 Status check_engines(const Problem& problem, const Candidate& candidate) {
   if (!candidate.engines) return {};
   const std::string op(name_of(problem.op));
-  const bool brings = problem.op == Op::kAgGemm || problem.op == Op::kRing;
-  if (!brings || problem.locals == 1 ||
+  if (!has_engines(problem.op) || problem.locals == 1 ||
       (problem.ranks_per_device > 1 && !problem.named.engines.value_or(false)))
-    return fail(ErrorCode::kInvalidArgument,
-                "{}: copy engines bring rows of AllGather + GEMM and keys to other ranks of a "
-                "node, with a GPU each; here are {} local ranks, {} to a GPU",
-                op, problem.locals, problem.ranks_per_device);
-  if (problem.op == Op::kRing) return {};
+    return fail(
+        ErrorCode::kInvalidArgument,
+        "{}: copy engines bring rows of AllGather + GEMM, keys and tokens to other ranks of "
+        "a node, with a GPU each; here are {} local ranks, {} to a GPU",
+        op, problem.locals, problem.ranks_per_device);
+  if (problem.op != Op::kAgGemm) return {};
   if (candidate.tiling.local_banks != 1)
     return fail(ErrorCode::kInvalidArgument,
                 "{}: copy engines need one local bank, as copies go by addresses; the candidate "
@@ -284,12 +284,12 @@ Status check_way(const Problem& problem, const Machine& machine, const Candidate
   MK_RETURN_IF_ERROR(check_plan(problem, machine.kind, candidate.tiling));
   MK_RETURN_IF_ERROR(check_batch_invariance(problem, candidate));
   if (machine.kind == MachineKind::kCpu || !is_product(problem.op)) {
-    const bool keys = problem.op == Op::kRing && machine.kind == MachineKind::kGpu;
-    if (keys && candidate.engines) {
+    const bool engines = has_engines(problem.op) && machine.kind == MachineKind::kGpu;
+    if (engines && candidate.engines) {
       MK_RETURN_IF_ERROR(work_by_plan(problem, machine.kind, candidate).map([](const auto&) {}));
       MK_RETURN_IF_ERROR(check_engines(problem, candidate));
     }
-    if ((candidate.engines && !keys) || candidate.sums != Sums::kWarpgroups)
+    if ((candidate.engines && !engines) || candidate.sums != Sums::kWarpgroups)
       return fail(ErrorCode::kInvalidArgument,
                   "{}: there are no copy engines, and one way to sum; leave both out", op);
     if (machine.kind == MachineKind::kCpu) return {};

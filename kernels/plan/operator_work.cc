@@ -47,16 +47,19 @@ Result<RingAttentionPlan> ring_plan(const Problem& problem, MachineKind kind,
   return RingAttentionPlan::make(problem.nodes, problem.locals, shape, tiles);
 }
 
-Result<MoeDispatchPlan> moe_plan(const Problem& problem, MachineKind kind, const Tiling& tiling) {
+Result<MoeDispatchPlan> moe_plan(const Problem& problem, MachineKind kind,
+                                 const Candidate& candidate) {
   MoeDispatchShape shape;
   shape.tokens_max = tokens_of_rank(problem);
   shape.hidden = problem.shape.k;
   shape.features = problem.shape.n;
   shape.experts = problem.experts.count;
   shape.top_k = problem.experts.top_k;
-  const MoeDispatchWay way =
+  MoeDispatchWay way =
       kind == MachineKind::kGpu ? moe_dispatch_cuda_way(problem.nodes) : MoeDispatchWay{};
-  return MoeDispatchPlan::make(problem.nodes, problem.locals, shape, problem.dtype, tiling, way);
+  way.engines = candidate.engines;
+  return MoeDispatchPlan::make(problem.nodes, problem.locals, shape, problem.dtype,
+                               candidate.tiling, way);
 }
 
 Result<CombinePlan> combine_plan(const Problem& problem, const Tiling& tiling) {
@@ -95,7 +98,7 @@ auto with_plan(const Problem& problem, MachineKind kind, const Candidate& candid
       return use(ring_plan(problem, kind, candidate),
                  [&](const RingAttentionPlan& plan) { return plan.work(world, shape.m); });
     case Op::kMoe:
-      return use(moe_plan(problem, kind, tiling), [&](const MoeDispatchPlan& plan) {
+      return use(moe_plan(problem, kind, candidate), [&](const MoeDispatchPlan& plan) {
         return plan.work(world, tokens_of_rank(problem));
       });
     case Op::kCombine:
@@ -152,7 +155,7 @@ Result<OrderNumbers> order_numbers(const Problem& problem, MachineKind kind,
     const RingAttentionSchedule schedule(plan, world, problem.shape.m, Mode::kFused);
     numbers.chunks = schedule.gather().chunks(schedule.gathered_rows(0)) - 1;
   } else if (problem.op == Op::kMoe) {
-    MK_ASSIGN_OR_RETURN(const MoeDispatchPlan plan, moe_plan(problem, kind, candidate.tiling));
+    MK_ASSIGN_OR_RETURN(const MoeDispatchPlan plan, moe_plan(problem, kind, candidate));
     const MoeDispatchSchedule schedule(plan, world);
     numbers.chunks = schedule.tokens().chunks(tokens) - 1;
     numbers.table_chunks = schedule.routing().chunks(tokens) - 1;

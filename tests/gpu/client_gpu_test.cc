@@ -296,7 +296,7 @@ TEST_F(ClientGpu, ProcessesOverADaemonOfItsOwn) {
 Work many_rows() { return {.op = "ag-gemm", .m = 16384, .n = 1024, .k = 1024}; }
 
 // Into memory of other processes, which the daemon has handed on.
-TEST_F(ClientGpu, ProcessesShareManyRowsAndKeysByDmaEngines) {
+TEST_F(ClientGpu, ProcessesShareRowsKeysAndTokensByDmaEngines) {
   for (const std::uint32_t locals : {2u, 4u}) {
     if (static_cast<int>(locals) > devices_here()) continue;
     SCOPED_TRACE(locals);
@@ -307,7 +307,7 @@ TEST_F(ClientGpu, ProcessesShareManyRowsAndKeysByDmaEngines) {
         kernels::plan::choose(problem, kernels::plan::shipped_machine("H100").value());
     ASSERT_TRUE(choice && choice->candidate.engines);
     const Daemons daemons(1);
-    for (Work work : {rows, Work{.op = "ring-engines", .m = 3000}}) {
+    for (Work work : {rows, Work{.op = "ring-engines", .m = 3000}, Work{.op = "moe-engines"}}) {
       expect_right(daemons, locals, work.op + "_by_dma", work);
       work.launches = 20;
       work.pace = Pace::kReplayed;

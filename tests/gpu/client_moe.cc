@@ -126,6 +126,7 @@ Result<MoeDispatchGemm> create_moe(Session& session, const RankTokens& tokens,
   Tuning tuning;
   tuning.executor = Executor::kCuda;
   tuning.wait_timeout = wait_timeout;
+  tuning.transport = tokens.transport();
   return MoeDispatchGemm::create(session, tokens.shape(), tuning);
 }
 

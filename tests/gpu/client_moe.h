@@ -16,14 +16,17 @@
 namespace mk {
 
 /// The tokens and the routing of all ranks, which a rank draws itself to judge by; its experts and
-/// its output. Work::op "moe": k is the tokens' width, n that of the output, m the most tokens of a
-/// rank.
+/// its output. Work::op "moe", or "moe-engines", by copy engines: k is the tokens' width, n that of
+/// the output, m the most tokens of a rank.
 class RankTokens {
  public:
   RankTokens(const Work& work, const AttachOptions& at);
 
   std::uint32_t least() const { return 0; }
   const MoeDispatchGemm::Shape& shape() const { return shape_; }
+  Transport transport() const {
+    return work_.op == "moe-engines" ? Transport::kEngines : Transport::kAuto;
+  }
   /// Fresh inputs of all ranks, and NaN into the output.
   void draw(std::uint64_t launch, cudaStream_t stream);
   /// The first `count` tokens of each rank.

@@ -286,7 +286,7 @@ std::string run_rank(const AttachOptions& at, const Work& work) {
     const std::string wrong = MK_COLLECTIVES(MK_CARRY) op == "ag-gemm"
                                   ? multiply<AllGatherGemm>(*session, one)
                               : op == "gemm-rs"        ? multiply<GemmReduceScatter>(*session, one)
-                              : op == "moe"            ? dispatch(*session, one)
+                              : op.starts_with("moe")  ? dispatch(*session, one)
                               : op == "combine"        ? combine(*session, one)
                               : op == "unlike"         ? launch_unlike(*session, one)
                               : op.starts_with("ring") ? attend(*session, one)

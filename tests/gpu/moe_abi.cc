@@ -2,10 +2,13 @@
 
 #include <cuda_runtime_api.h>
 
+#include <algorithm>
 #include <memory>
 #include <optional>
 #include <vector>
 
+#include "kernels/cuda/host/operator_frame.h"
+#include "kernels/cuda/host/planned.h"
 #include "kernels/ops/combine/sm90.h"
 #include "kernels/ops/moe/sm90.h"
 #include "tests/gpu/bench_world.h"
@@ -36,8 +39,10 @@ struct Ranks {
       current(r);
       MK_ASSIGN_OR_RETURN(const auto stats, ops[r]->finish(world.streams[r]));
       const kernels::RoleStats& compute = stats.role(kernels::Role::kCompute);
-      by_rank[r] = {stats.total_ns, compute.end_ns, compute.wait_ns, compute.waits,
-                    ops[r]->blocks().compute};
+      by_rank[r] = {
+          stats.total_ns,           compute.end_ns,
+          compute.wait_ns,          compute.waits,
+          ops[r]->blocks().compute, std::max(ops[r]->blocks().pull, ops[r]->blocks().reduce)};
     }
     return {};
   }
@@ -66,10 +71,18 @@ class Layer {
     shape.top_k = from.top_k;
     shape.rows_max = from.rows_max;
     shape.epilogue = static_cast<kernels::MoeEpilogue>(from.epilogue);
-    MK_ASSIGN_OR_RETURN(const auto first, kernels::MoeDispatchPlan::make(
-                                              world_.nodes, world_.locals, shape, dtype,
-                                              kernels::moe_dispatch_cuda_tiling(),
-                                              kernels::moe_dispatch_cuda_way(world_.nodes)));
+    kernels::CudaOptions options;
+    options.b_layout = kernels::BLayout::kNK;
+    if (from.transport != 0) options.dma = from.transport == 1;
+    options.dma_bytes = from.dma_bytes;
+    current(0);
+    MK_ASSIGN_OR_RETURN(const auto job, kernels::cuda::job_plan_of(options));
+    MK_ASSIGN_OR_RETURN(const auto way,
+                        kernels::cuda::planned_moe_way(world_.nodes, world_.locals, shape, dtype,
+                                                       job->machine.sms, *job, options));
+    MK_ASSIGN_OR_RETURN(const auto first,
+                        kernels::MoeDispatchPlan::make(world_.nodes, world_.locals, shape, dtype,
+                                                       kernels::moe_dispatch_cuda_tiling(), way));
     kernels::CombineShape combined;
     combined.tokens_max = from.tokens_max;
     combined.hidden = from.hidden;
@@ -82,11 +95,11 @@ class Layer {
                         kernels::CombinePlan::make(world_.nodes, world_.locals, combined, dtype,
                                                    kernels::combine_cuda_tiling(),
                                                    kernels::combine_cuda_steps(world_.nodes)));
-    kernels::CudaOptions options;
-    options.b_layout = kernels::BLayout::kNK;
     options.stream_groups = kernels::Warpgroups{from.stream_groups};
     room_ = first.shape.rows_max;
     MK_RETURN_IF_ERROR(first_.start(world_, first, options));
+    if (from.first_only != 0) return {};
+    options.dma.reset();
     return second_.start(world_, second, options);
   }
 
@@ -117,6 +130,7 @@ class Layer {
   Status finish(bool second, MkMoeStats* by_rank) {
     return second ? second_.finish(world_, by_rank) : first_.finish(world_, by_rank);
   }
+  bool by_engines() const { return first_.ops[0]->shares_by_dma(); }
   kernels::MoeDispatchDeviceOutput output(std::uint32_t r) const { return first_.ops[r]->output(); }
 
  private:
@@ -144,6 +158,7 @@ void* mk_moe_create(void* world, const MkMoeShape* shape) {
   return answer(made->start(*shape)) != 0 ? nullptr : made.release();
 }
 void mk_moe_destroy(void* layer) { delete static_cast<Layer*>(layer); }
+int mk_moe_engines(void* layer) { return layer_of(layer).by_engines() ? 1 : 0; }
 int mk_moe_launch(void* layer, const MkMoeTensors* by_rank, int first, int second, int unfused) {
   const auto mode = unfused != 0 ? kernels::Mode::kUnfused : kernels::Mode::kFused;
   return answer(layer_of(layer).launch(by_rank, first != 0, second != 0, mode));

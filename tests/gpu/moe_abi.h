@@ -14,10 +14,16 @@ struct MkMoeShape {
   std::uint32_t hidden, features, experts, top_k, tokens_max, rows_max;
   int f32_partials;
   std::uint32_t stream_groups;  ///< CudaOptions, of both operators
+  /// Tokens come within a node by: 0: the planner's choice, 1: copy engines, 2: groups. Engines
+  /// bring `dma_bytes` at a time, 0: chosen.
+  std::uint32_t transport, dma_bytes;
+  int first_only;  ///< no second half
 };
 /// Null: mk_world_error().
 void* mk_moe_create(void* world, const MkMoeShape* shape);
 void mk_moe_destroy(void* layer);
+/// 1: copy engines bring tokens.
+int mk_moe_engines(void* layer);
 
 /// One rank's, in device memory.
 struct MkMoeTensors {
@@ -39,6 +45,7 @@ int mk_moe_launch(void* layer, const MkMoeTensors* by_rank, int first, int secon
 struct MkMoeStats {
   std::uint64_t total_ns, compute_end_ns, wait_ns, waits;
   std::uint32_t compute_sms;
+  std::uint32_t stream_groups;  ///< warpgroups that share, pack or sum
 };
 /// Of the half that was launched last: of the first, or of the second.
 int mk_moe_finish(void* layer, int second, MkMoeStats* by_rank);

@@ -2,12 +2,14 @@
 """The MoE layer on GPUs against what PyTorch, NCCL and DeepGEMM make of it, interleaved in one run.
 
     moe_bench.py --library libmoe_abi.so --nodes 1 --locals 2 [--set deepseek|skew|models|decode|one]... [--only TEXT]
-                 [--up-to TOKENS] [--streams G,G,...] [--link-bandwidth 50GB/s] [--seconds S] [--json FILE]
+                 [--up-to TOKENS] [--streams G,G,...] [--transports chosen,engines,engines16,warpgroups] [--baselines NAME,...] [--link-bandwidth 50GB/s] [--seconds S] [--json FILE]
 
 One GPU a rank. Needs PyTorch; DeepGEMM (PyPI sgl-deep-gemm with apache-tvm-ffi) where it is to be compared. The work of one launch
 of all ranks is held until all of it is queued, and a launch takes as long as its slowest rank. Each half, and the layer:
 
   dispatch, combine, layer              ours; NAME_gN: with N warpgroups that move data (--streams)
+  dispatch_engines, dispatch_warpgroups  tokens by copy engines or by warpgroups within the node, whatever the planner chooses
+                                        (--transports); dispatch_enginesN: N MiB at a time. With --streams: each number so
   unfused_dispatch, ...                 its own unfused form
   torch_dispatch, deepgemm_dispatch...  permute, NCCL's all-to-all, permute and the grouped product of either (moe_baseline.py);
                                         between two nodes over the daemons' paced rails
@@ -61,11 +63,16 @@ def cases_of(which, size):
 class Sides:
     """What is timed: by name, what queues a launch on the ranks' streams."""
 
-    def __init__(self, world, case, library, streams, kept):
+    def __init__(self, world, case, library, streams, transports, baselines, kept):
         self.world, self.case, self.kept = world, case, kept
         self.layer = Layer(world, case, streams[0], kept=kept)
-        layers = {streams[0]: self.layer, **{groups: Layer(world, case, groups, self.layer, kept=kept) for groups in streams[1:]}}
+        others = [] if transports else streams[1:]
+        layers = {streams[0]: self.layer, **{groups: Layer(world, case, groups, self.layer, kept=kept) for groups in others}}
         self.sides, self.baselines = {}, {}
+        self.by = {f"dispatch_{name}_g{groups}" if groups else f"dispatch_{name}":
+                   Layer(world, case, groups, self.layer, transport=name, kept=kept) for name in transports for groups in streams}
+        for name, layer in self.by.items():
+            self.sides[name] = lambda layer=layer: layer.launch(True, False)
         for groups, layer in layers.items():
             for part in PARTS:
                 halves = (part != "combine", part != "dispatch")
@@ -76,8 +83,10 @@ class Sides:
             self.sides[f"unfused_{part}"] = lambda halves=halves: self.layer.launch(*halves, True)
         self.rows = {}
         self.add_cores(library)
-        self.add_baseline("torch", grouped_by_torch, 1)
-        self.add_baseline("deepgemm", grouped_by_deepgemm, ALIGN)
+        if "torch" in baselines:
+            self.add_baseline("torch", grouped_by_torch, 1)
+        if "deepgemm" in baselines:
+            self.add_baseline("deepgemm", grouped_by_deepgemm, ALIGN)
 
     def rows_for(self, which, r, rows):
         """So many rows for a product alone; each side has the same."""
@@ -171,6 +180,16 @@ class Sides:
         for baseline in self.baselines.values():
             baseline.state.clear()
 
+    def judge_transports(self):
+        """The worst error of each transport's first half over its bound, and what the slowest rank counted."""
+        judged = {}
+        for name, layer in self.by.items():
+            layer.poison()
+            self.world.time(self.sides[name])
+            stats = layer.finish(False)
+            judged[name] = dict(worst_over_bound=judge_first(layer), **{field: getattr(stats, field) for field, _ in stats._fields_})
+        return judged
+
     def right(self):
         return all(baseline.routes.rails is None or baseline.routes.rails.right() for baseline in self.baselines.values())
 
@@ -229,18 +248,22 @@ def row_of(world, sides, times, link_bytes_per_us):
     return row
 
 
-def measure(world, case, kept, library, streams, seconds, link_bytes_per_us):
-    sides = Sides(world, case, library, streams, kept)
-    row = row_of(world, sides, sides.time(seconds), link_bytes_per_us)
+def measure(world, case, kept, arguments, link_bytes_per_us):
+    transports = [one for one in arguments.transports.split(",") if one != "chosen"]
+    sides = Sides(world, case, arguments.library, world_bench.streams_of(arguments), transports, arguments.baselines.split(","), kept)
+    row = row_of(world, sides, sides.time(arguments.seconds), link_bytes_per_us)
+    row["transports"] = sides.judge_transports()
     sides.layer.poison()
     world.time(sides.sides["layer"])
     row["launch"] = {part: {name: getattr(stats, name) for name, _ in stats._fields_}
                      for part, stats in (("dispatch", sides.layer.finish(False)), ("combine", sides.layer.finish(True)))}
+    row["by_engines"] = sides.layer.by_engines()
     row["baselines_differ_by"] = sides.baselines_differ_by()
     if not sides.right():
         raise RuntimeError("the baseline missed flags")
     sides.drop_baselines()
-    row["worst_over_bound"] = dict(dispatch=judge_first(sides.layer), combine=judge_second(sides.layer))
+    row["worst_over_bound"] = dict(dispatch=judge_first(sides.layer), combine=judge_second(sides.layer),
+                                   **{name: one["worst_over_bound"] for name, one in row["transports"].items()})
     return row
 
 
@@ -249,19 +272,22 @@ def text_of(row):
     parts = " | ".join(f"{part} {row[part]['of_bound']:.3f} of {row[part]['limit']}, {row[part]['over_unfused']:.2f}x unfused"
                        + (f", {row[part]['speedup_over_the_fastest']:.2f}x" if "speedup" in row[part] else "") for part in PARTS)
     worst = row["worst_over_bound"]
-    return (f"{row['case']} | {parts} | worst {worst['dispatch']:.2f} {worst['combine']:.2f} | differ "
+    by = "engines" if row["by_engines"] else "warpgroups"
+    return (f"{row['case']} | {by} | {parts} | worst {' '.join(f'{value:.2f}' for value in worst.values())} | differ "
             + " ".join(f"{name} {value:.1e}" for name, value in row["baselines_differ_by"].items()) + f"\n    {us}")
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     world_bench.add_options(parser, ["deepseek", "skew", "models", "decode", "one"], up_to="tokens of a rank", streams="move data")
+    parser.add_argument("--transports", default="chosen", help="chosen, engines, enginesN (N MiB at a time), warpgroups: as many as wanted")
+    parser.add_argument("--baselines", default="torch,deepgemm", help="of torch, deepgemm; none: ours alone")
     arguments = parser.parse_args()
     world = World(arguments.library, arguments.nodes, arguments.locals, arguments.link_bandwidth, FUNCTIONS)
-    streams, link = world_bench.streams_of(arguments), world_bench.link_bytes_per_us(arguments)
+    link = world_bench.link_bytes_per_us(arguments)
     cases = (case for which in arguments.set or ["deepseek"] for case in cases_of(which, world.size) if case.tokens <= arguments.up_to)
     world_bench.run(arguments, cases, text_of=text_of, machine=grouped_gemm_bench.machine,
-                    measure=lambda case, kept: measure(world, case, kept, arguments.library, streams, arguments.seconds, link),
+                    measure=lambda case, kept: measure(world, case, kept, arguments, link),
                     right=lambda row: max(row["worst_over_bound"].values()) <= 1)
 
 

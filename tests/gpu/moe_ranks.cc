@@ -47,6 +47,7 @@ MoeRanks::MoeRanks(const MoeSetup& setup)
   tiling.banks = setup.banks;
   kernels::MoeDispatchWay way = kernels::moe_dispatch_cuda_way(setup.nodes);
   way.kind = setup.kind;
+  way.engines = setup.engines;
   plan_ = or_exit(kernels::MoeDispatchPlan::make(setup.nodes, setup.locals, setup.shape,
                                                  setup.dtype, tiling, way));
   const kernels::MoeDispatchShape& shape = plan_.shape;

@@ -27,7 +27,9 @@ struct MoeSetup : PlacedSetup {
   kernels::GatherKind kind = kernels::GatherKind::kBroadcast;
   std::uint32_t chunk_bytes = 0;  ///< 0: the plan's
   std::uint32_t banks = 0;        ///< likewise
-  std::uint32_t sets = 1;         ///< of inputs that lie ready
+  /// Copy engines may bring tokens within a node; the options' `dma` says so of each rank.
+  bool engines = false;
+  std::uint32_t sets = 1;  ///< of inputs that lie ready
 
   /// Whether this build has the kernel.
   bool has_kernel() const;

@@ -22,7 +22,42 @@ using kernels::testing::kSkews;
 using kernels::testing::Skew;
 using testing::HasSubstr;
 
-class MoeDispatchOnGpus : public RoutedOnGpus<MoeSetup, MoeRanks> {};
+class MoeDispatchOnGpus : public RoutedOnGpus<MoeSetup, MoeRanks> {
+ protected:
+  /// Copy engines bring tokens within a node.
+  static MoeSetup with_engines(const MoeDispatchShape& shape) {
+    MoeSetup with = setup(shape);
+    with.engines = true;
+    with.options.dma = true;
+    return with;
+  }
+  void many_launches(const MoeSetup& with) {
+    check_without_a_pause(with, 200,
+                          [](MoeRanks& ranks, const JobRouting& routing, std::uint32_t set) {
+                            ranks.fill(routing, 5, set);
+                          });
+  }
+  void replay_with_fresh_routing(const MoeSetup& with) {
+    MoeRanks ranks(with);
+    ranks.fill(draw(ranks, Skew::kUniform, false), fresh_seed());
+    Graphs graphs;
+    const Status captured =
+        graphs.capture_all(ranks, [&](std::uint32_t r) { return ranks.launch(r); });
+    ASSERT_TRUE(captured) << captured.error().message;
+    for (std::uint32_t replay = 0; replay < 20; ++replay) {
+      SCOPED_TRACE("replay " + std::to_string(replay));
+      ranks.fill(draw(ranks, kSkews[replay % std::size(kSkews)], false), fresh_seed());
+      graphs.replay_all(ranks);
+      for (std::uint32_t r = 0; r < ranks.world(); ++r) {
+        auto stats = ranks.op(r).finish(ranks.stream(r));
+        ASSERT_TRUE(stats) << stats.error().message;
+        ASSERT_EQ(stats->epoch, replay + 1);
+      }
+      judge_all(ranks);
+      if (HasFatalFailure()) return;
+    }
+  }
+};
 
 /// E a multiple of W and not, fewer experts than ranks, every expert of each token; sides that are
 /// multiples of 8 and of no tile; every skew, with different numbers of tokens, and with none.
@@ -132,31 +167,11 @@ TEST_P(MoeDispatchOnGpus, SameBitsInEveryRun) {
 }
 
 TEST_P(MoeDispatchOnGpus, ManyLaunchesWithoutAPause) {
-  check_without_a_pause(setup(MoeDispatchShape{300, 128, 64, 10, 3, 0, MoeEpilogue::kNone}), 200,
-                        [](MoeRanks& ranks, const JobRouting& routing, std::uint32_t set) {
-                          ranks.fill(routing, 5, set);
-                        });
+  many_launches(setup(MoeDispatchShape{300, 128, 64, 10, 3, 0, MoeEpilogue::kNone}));
 }
 
 TEST_P(MoeDispatchOnGpus, AGraphReplayedWithFreshRouting) {
-  MoeRanks ranks(setup(MoeDispatchShape{400, 256, 136, 8, 2, 0, MoeEpilogue::kNone}));
-  ranks.fill(draw(ranks, Skew::kUniform, false), fresh_seed());
-  Graphs graphs;
-  const Status captured =
-      graphs.capture_all(ranks, [&](std::uint32_t r) { return ranks.launch(r); });
-  ASSERT_TRUE(captured) << captured.error().message;
-  for (std::uint32_t replay = 0; replay < 20; ++replay) {
-    SCOPED_TRACE("replay " + std::to_string(replay));
-    ranks.fill(draw(ranks, kSkews[replay % std::size(kSkews)], false), fresh_seed());
-    graphs.replay_all(ranks);
-    for (std::uint32_t r = 0; r < ranks.world(); ++r) {
-      auto stats = ranks.op(r).finish(ranks.stream(r));
-      ASSERT_TRUE(stats) << stats.error().message;
-      ASSERT_EQ(stats->epoch, replay + 1);
-    }
-    judge_all(ranks);
-    if (HasFatalFailure()) return;
-  }
+  replay_with_fresh_routing(setup(MoeDispatchShape{400, 256, 136, 8, 2, 0, MoeEpilogue::kNone}));
 }
 
 /// Every rank says so, by name; nothing is stored; and the next launch is right.
@@ -221,6 +236,68 @@ TEST_P(MoeDispatchOnGpus, AMissingRankEndsTheLaunchWithinTheDeadline) {
   if (world() == 1) GTEST_SKIP() << "needs several ranks";
   check_a_missing_rank(setup(MoeDispatchShape{200, 128, 64, 8, 2, 0, MoeEpilogue::kNone}),
                        "moe_dispatch");
+}
+
+/// In one piece and in many, or by groups where a rank's engines do not bring them. Launches
+/// without a pause share the one bank.
+TEST_P(MoeDispatchOnGpus, TokensByCopyEngines) {
+  if (GetParam().locals == 1) GTEST_SKIP() << "needs a node of several ranks";
+  struct Case {
+    MoeDispatchShape shape;  // T, H, F, E, k
+    std::uint32_t chunk_bytes, dma_bytes;
+    bool dma;
+  };
+  const auto none = MoeEpilogue::kNone;
+  for (const Case& one : {Case{{300, 264, 136, 5, 2, 0, none}, 0, 0, true},
+                          Case{{500, 136, 72, 9, 3, 0, none}, 4096, 20000, true},
+                          Case{{130, 512, 520, 16, 4, 0, MoeEpilogue::kGatedSilu}, 0, 1, true},
+                          Case{{600, 1032, 264, 32, 8, 0, none}, 65536, 0, true},
+                          Case{{300, 264, 136, 5, 2, 0, none}, 0, 0, false}}) {
+    SCOPED_TRACE("T " + std::to_string(one.shape.tokens_max) + (one.dma ? "" : ", by groups"));
+    MoeSetup with = with_engines(one.shape);
+    with.chunk_bytes = one.chunk_bytes;
+    with.options.dma = one.dma;
+    with.options.dma_bytes = one.dma_bytes;
+    {
+      MoeRanks ranks(with);
+      ASSERT_EQ(ranks.op(0).shares_by_dma(), one.dma);
+      int turn = 0;
+      for (const Skew skew : kSkews) {
+        ranks.fill(draw(ranks, skew, turn % 3 != 0), fresh_seed());
+        check(ranks, turn % 4 == 3 ? Mode::kUnfused : Mode::kFused);
+        if (HasFatalFailure()) return;
+        ++turn;
+      }
+      ranks.fill(JobRouting(world()), fresh_seed());
+      check(ranks, Mode::kFused);
+    }
+    if (!HasFatalFailure()) many_launches(with);
+    if (HasFatalFailure()) return;
+  }
+}
+
+TEST_P(MoeDispatchOnGpus, AGraphOfCopyEnginesReplayed) {
+  if (GetParam().locals == 1) GTEST_SKIP() << "needs a node of several ranks";
+  MoeSetup with = with_engines({400, 256, 136, 8, 2, 0, MoeEpilogue::kNone});
+  with.options.dma_bytes = 50000;
+  replay_with_fresh_routing(with);
+}
+
+TEST_P(MoeDispatchOnGpus, AMissingRankEndsCopyEngines) {
+  if (GetParam().locals == 1) GTEST_SKIP() << "needs a node of several ranks";
+  check_a_missing_rank(with_engines({200, 128, 64, 8, 2, 0, MoeEpilogue::kNone}), "moe_dispatch");
+}
+
+/// Engines go by the plan, on which all ranks agree.
+TEST_P(MoeDispatchOnGpus, EnginesWithoutAPlanForThemAreRefused) {
+  if (GetParam().locals == 1) GTEST_SKIP() << "needs a node of several ranks";
+  MoeRanks ranks(setup(MoeDispatchShape{100, 64, 64, 4, 2, 0, MoeEpilogue::kNone}));
+  kernels::RankContext context;
+  context.world = {GetParam().nodes, GetParam().locals, 0, 0};
+  const auto made = kernels::MoeDispatchCuda::create(ranks.plan(), context, {.dma = true});
+  ASSERT_FALSE(made);
+  EXPECT_EQ(made.error().code, ErrorCode::kInvalidArgument);
+  EXPECT_THAT(made.error().message, HasSubstr("MoeDispatchWay::engines"));
 }
 
 TEST_P(MoeDispatchOnGpus, AnAbortWordInHostMemoryEndsTheLaunch) {

@@ -13,7 +13,8 @@ GATED_SILU = 1  # MoeEpilogue: all gates, then all up projections
 class Shape(ctypes.Structure):
     _fields_ = ([("dtype", ctypes.c_int), ("epilogue", ctypes.c_int)]
                 + [(name, U32) for name in ("hidden", "features", "experts", "top_k", "tokens_max", "rows_max")]
-                + [("f32_partials", ctypes.c_int), ("stream_groups", U32)])
+                + [("f32_partials", ctypes.c_int)] + [(name, U32) for name in ("stream_groups", "transport", "dma_bytes")]
+                + [("first_only", ctypes.c_int)])
 
 
 class Tensors(ctypes.Structure):
@@ -21,11 +22,12 @@ class Tensors(ctypes.Structure):
 
 
 class Stats(ctypes.Structure):
-    _fields_ = [(name, ctypes.c_uint64) for name in ("total_ns", "compute_end_ns", "wait_ns", "waits")] + [("compute_sms", U32)]
+    _fields_ = [(name, ctypes.c_uint64) for name in ("total_ns", "compute_end_ns", "wait_ns", "waits")] + [("compute_sms", U32), ("stream_groups", U32)]
 
 
 FUNCTIONS = {
     "mk_moe_create": (POINTER, [POINTER, ctypes.POINTER(Shape)]), "mk_moe_destroy": (None, [POINTER]),
+    "mk_moe_engines": (ctypes.c_int, [POINTER]),
     "mk_moe_launch": (ctypes.c_int, [POINTER, ctypes.POINTER(Tensors), ctypes.c_int, ctypes.c_int, ctypes.c_int]),
     "mk_moe_finish": (ctypes.c_int, [POINTER, ctypes.c_int, ctypes.POINTER(Stats)]),
     "mk_moe_output": (None, [POINTER, U32, ctypes.POINTER(POINTER), ctypes.POINTER(POINTER)])}
@@ -76,17 +78,26 @@ def route(case, world, generator):
     return ranks
 
 
-class Layer:
-    """Its tensors on all ranks (`tensors`), which may be those of another layer of the case, and our launches, until `kept` ends."""
+def transport_of(name):
+    """MkMoeShape's transport and dma_bytes."""
+    if name is None:
+        return 0, 0
+    return (2, 0) if name == "warpgroups" else (1, int(name.removeprefix("engines") or 0) << 20)
 
-    def __init__(self, world, case, stream_groups=0, like=None, *, kept):
+
+class Layer:
+    """Its tensors on all ranks (`tensors`), which may be those of another layer of the case, and our launches, until `kept` ends.
+
+    `transport`: how tokens come within a node, as --transports has it; then the layer has its first half only."""
+
+    def __init__(self, world, case, stream_groups=0, like=None, *, transport=None, kept):
         self.world, self.case, self.here = world, case, case.experts // world.size
         if like is None:
             self.draw()
         else:
             self.rows, self.rows_max, self.tensors = like.rows, like.rows_max, like.tensors
         shape = Shape(0, GATED_SILU if case.gated else 0, case.hidden, case.features, case.experts, case.top_k, case.tokens,
-                      self.rows_max, 0, stream_groups)
+                      self.rows_max, 0, stream_groups, *transport_of(transport), int(transport is not None))
         self.handle = world.c.mk_moe_create(world.handle, ctypes.byref(shape))
         world.require(not self.handle)
         kept.callback(world.c.mk_moe_destroy, self.handle)
@@ -116,6 +127,9 @@ class Layer:
             its.out = torch.empty(case.tokens, case.hidden, device=world.device(r), dtype=torch.bfloat16)
             self.tensors.append(its)
         world.synchronize()
+
+    def by_engines(self):
+        return bool(self.world.c.mk_moe_engines(self.handle))
 
     def launch(self, first, second, unfused=False):
         self.world.require(self.world.c.mk_moe_launch(self.handle, self.arguments, int(first), int(second), int(unfused)))

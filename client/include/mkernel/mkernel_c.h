@@ -149,7 +149,7 @@ typedef struct mk_tuning {
   uint32_t exchange;
   /* 0 planned, 1 adaptive (mk::Partition). Wide, as callers from before it have padding here. */
   uint64_t partition;
-  /* Ring Attention on GPUs: 0 chosen, 1 copy engines, 2 warpgroups (mk::Transport). */
+  /* Ring Attention, MoE Dispatch on GPUs: 0 chosen, 1 copy engines, 2 SMs (mk::Transport). */
   uint64_t transport;
 } mk_tuning;
 

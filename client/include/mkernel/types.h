@@ -142,10 +142,10 @@ enum class Exchange : std::uint8_t { kAuto = 0, kOneShot = 1, kTwoShot = 2 };
 /// do not depend on it.
 enum class Partition : std::uint8_t { kPlanned = 0, kAdaptive = 1 };
 
-/// Ring Attention's way for keys to a node's other ranks on GPUs. kAuto: the planner predicts which
-/// is quicker. kEngines: copy engines, which take no SMs; on one node, with sequences of one length
-/// and all heads in the workspace at a time, else kInvalidArgument. They are quickest where the
-/// heads of a row follow each other. kWarpgroups: SMs.
+/// The way of Ring Attention's keys and MoE Dispatch's tokens to a node's other ranks on GPUs.
+/// kAuto: the planner predicts which is quicker. kEngines: copy engines, which take no SMs. Keys:
+/// on one node, with sequences of one length and all heads in the workspace at a time, else
+/// kInvalidArgument; they are quickest where heads of a row follow each other. kWarpgroups: SMs.
 enum class Transport : std::uint8_t { kAuto = 0, kEngines = 1, kWarpgroups = 2 };
 
 /// Choices of a rank for any operator. 0 means the default, from the shape and the machine. Ranks
@@ -201,8 +201,8 @@ struct Tuning {
   /// Ranks may differ. It has no effect where a node has one rank (GEMM+AllReduce,
   /// GEMM+ReduceScatter) or the job has.
   Partition partition = Partition::kPlanned;
-  /// Ring Attention on GPUs, several ranks of a node; elsewhere it has no effect. The bits of the
-  /// result do not depend on it.
+  /// Ring Attention and MoE Dispatch on GPUs, several ranks of a node; elsewhere it has no effect.
+  /// The bits of the result do not depend on it.
   Transport transport = Transport::kAuto;
 
   bool operator==(const Tuning&) const = default;

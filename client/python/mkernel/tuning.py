@@ -20,8 +20,8 @@ class Tuning:
     Operators are planned by `machine_file`, which ``mkbench calibrate`` writes, and `tuned_file`, which ``mkbench tune`` does; without them by what
     MKERNEL_MACHINE and MKERNEL_TUNED name, else by what is shipped. `exchange` is GEMM+AllReduce's over three nodes or more: 0 leaves it to the
     planner, 1 is one-shot, 2 two-shot. `partition` 1 lets the threads or SMs of a rank change between products and what they share or sum
-    within the node, between tasks or between launches (adaptive); 0 keeps them in their roles. `transport` is Ring Attention's on GPUs, within a node: 0 leaves it
-    to the planner, 1 is copy engines, 2 SMs.
+    within the node, between tasks or between launches (adaptive); 0 keeps them in their roles. `transport` is Ring Attention's and MoE
+    Dispatch's on GPUs, within a node: 0 leaves it to the planner, 1 is copy engines, 2 SMs.
     """
 
     tile_m: int = 0

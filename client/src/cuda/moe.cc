@@ -1,4 +1,5 @@
-#include "client/src/cuda/planned_by_shape.h"
+#include "client/src/cuda/planned_by_job.h"
+#include "kernels/cuda/host/planned.h"
 #include "kernels/ops/moe/sm90.h"
 #include "kernels/ops/moe/spec.h"
 
@@ -39,14 +40,22 @@ struct MoeOnGpu {
   using Operator = Moe;
   using Cuda = kernels::MoeDispatchCuda;
 
+  static kernels::Shape extents(const AttachOptions& options, const DeviceMoeShape& shape) {
+    return {shape.shape.tokens_max * options.world, shape.shape.weight_columns(),
+            shape.shape.hidden};
+  }
   static Result<kernels::MoeDispatchPlan> plan(const AttachOptions& options,
                                                const DeviceMoeShape& shape,
-                                               std::uint32_t chunk_bytes) {
+                                               std::uint32_t chunk_bytes, std::uint32_t blocks,
+                                               const kernels::plan::JobPlan& job,
+                                               const kernels::CudaOptions& all) {
     auto tiling = kernels::moe_dispatch_cuda_tiling();
     tiling.chunk_bytes = chunk_bytes;
+    MK_ASSIGN_OR_RETURN(const kernels::MoeDispatchWay way,
+                        kernels::cuda::planned_moe_way(options.nodes, options.local_size,
+                                                       shape.shape, shape.dtype, blocks, job, all));
     return kernels::MoeDispatchPlan::make(options.nodes, options.local_size, shape.shape,
-                                          shape.dtype, tiling,
-                                          kernels::moe_dispatch_cuda_way(options.nodes));
+                                          shape.dtype, tiling, way);
   }
 };
 
@@ -54,13 +63,13 @@ struct MoeOnGpu {
 
 Result<std::uint64_t> device_workspace_moe(Session::Impl& session, const DeviceMoeShape& shape,
                                            const Tuning& tuning) {
-  return device_workspace_by_shape<MoeOnGpu>(session, shape, tuning);
+  return device_workspace_by_job<MoeOnGpu>(session, shape, tuning);
 }
 
 Result<std::unique_ptr<DeviceMoe>> make_device_moe(Session::Impl& session,
                                                    const DeviceMoeShape& shape,
                                                    const Tuning& tuning) {
-  return make_device_by_shape<MoeOnGpu>(session, shape, tuning);
+  return make_device_by_job<MoeOnGpu>(session, shape, tuning);
 }
 
 }  // namespace mk

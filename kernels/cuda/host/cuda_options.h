@@ -32,8 +32,9 @@ struct CudaOptions {
   /// AllGather+GEMM, several ranks of a node: whether the GPU's DMA engines (what cudaMemcpyAsync
   /// uses) bring this rank's rows to the others, or groups do. For it the plan's local_banks have
   /// to be 1, and a node's ranks have a GPU each. With its banks 1, too, they also pass on what
-  /// comes over the network. Ring Attention: the same of keys, with a plan for it
-  /// (RingAttentionTiling::engines). Not set: chosen.
+  /// comes over the network. Ring Attention and MoE Dispatch: the same of keys and
+  /// tokens, with a plan for it (RingAttentionTiling::engines, MoeDispatchWay::engines). Not set:
+  /// chosen.
   std::optional<bool> dma;
   std::uint32_t dma_bytes = 0;  ///< that they bring at a time; 0: chosen
   /// GEMM+ReduceScatter over several nodes of several ranks: GemmRsLaunch::sums_once. Not set:

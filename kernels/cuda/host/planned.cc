@@ -26,6 +26,17 @@ plan::Problem problem_of(plan::Op op, std::uint32_t nodes, std::uint32_t locals,
   return problem;
 }
 
+/// For fused launches: all ranks agree on it.
+Result<plan::Candidate> choose_transport(plan::Problem& problem, const plan::JobPlan& job,
+                                         const CudaOptions& options) {
+  problem.named.form = Mode::kFused;
+  problem.named.engines = options.dma;
+  if (options.dma == true) MK_RETURN_IF_ERROR(plan::check_row_engines(problem));
+  MK_ASSIGN_OR_RETURN(const plan::Choice choice,
+                      plan::choose(problem, plan::with_rates(job.machine, options.rates)));
+  return choice.candidate;
+}
+
 }  // namespace
 
 plan::Machine machine_of(const char* device_name, std::uint32_t sms) {
@@ -68,14 +79,27 @@ Result<RingAttentionTiling> planned_ring_tiling(std::uint32_t nodes, std::uint32
   plan::Problem problem =
       problem_of(plan::Op::kRing, nodes, locals, extents, shape.dtype, blocks, options, {});
   problem.heads = {shape.key_heads, shape.batch, shape.causal, shape.sequences_max != 0};
-  problem.named.form = Mode::kFused;
-  problem.named.engines = options.dma;
-  if (options.dma == true) MK_RETURN_IF_ERROR(plan::check_key_engines(problem));
-  MK_ASSIGN_OR_RETURN(const plan::Choice choice,
-                      plan::choose(problem, plan::with_rates(job.machine, options.rates)));
-  tiling.engines = choice.candidate.engines;
-  tiling.heads_together = choice.candidate.heads_together;
+  MK_ASSIGN_OR_RETURN(const plan::Candidate chosen, choose_transport(problem, job, options));
+  tiling.engines = chosen.engines;
+  tiling.heads_together = chosen.heads_together;
   return tiling;
+}
+
+Result<MoeDispatchWay> planned_moe_way(std::uint32_t nodes, std::uint32_t locals,
+                                       const MoeDispatchShape& shape, kernels::DType dtype,
+                                       std::uint32_t blocks, const plan::JobPlan& job,
+                                       const CudaOptions& options) {
+  MoeDispatchWay way = moe_dispatch_cuda_way(nodes);
+  if (locals == 1 || options.dma == false) return way;
+  // The plan itself says better why it refuses.
+  if (!MoeDispatchPlan::make(nodes, locals, shape, dtype, {}, way)) return way;
+  const Shape extents{shape.tokens_max * nodes * locals, shape.weight_columns(), shape.hidden};
+  plan::Problem problem =
+      problem_of(plan::Op::kMoe, nodes, locals, extents, dtype, blocks, options, {});
+  problem.experts = {shape.experts, shape.top_k};
+  MK_ASSIGN_OR_RETURN(const plan::Candidate chosen, choose_transport(problem, job, options));
+  way.engines = chosen.engines;
+  return way;
 }
 
 Result<plan::OperatorPlan> plan_launches(plan::Op op, const World& world, const Shape& shape,

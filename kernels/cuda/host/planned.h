@@ -9,6 +9,7 @@
 #include "kernels/comm/world.h"
 #include "kernels/cuda/host/cuda_options.h"
 #include "kernels/cuda/host/role_blocks.h"
+#include "kernels/ops/moe/spec.h"
 #include "kernels/ops/ring/spec.h"
 #include "kernels/plan/accounted.h"
 #include "kernels/plan/operator_plan.h"
@@ -37,6 +38,12 @@ Result<RingAttentionTiling> planned_ring_tiling(std::uint32_t nodes, std::uint32
                                                 const RingAttentionShape& shape,
                                                 std::uint32_t blocks, const plan::JobPlan& job,
                                                 const CudaOptions& options);
+
+/// The same of MoE Dispatch: moe_dispatch_cuda_way(), and whether copy engines bring tokens.
+Result<MoeDispatchWay> planned_moe_way(std::uint32_t nodes, std::uint32_t locals,
+                                       const MoeDispatchShape& shape, kernels::DType dtype,
+                                       std::uint32_t blocks, const plan::JobPlan& job,
+                                       const CudaOptions& options);
 
 /// How an operator runs whose plan has `tiling`. `blocks`, `lanes`: this rank's.
 Result<plan::OperatorPlan> plan_launches(plan::Op op, const World& world, const Shape& shape,

@@ -66,6 +66,8 @@ struct MoeDispatchGeometry {
   std::uint32_t row_pad = 0;  ///< packed tiles have a multiple of this many rows
   std::uint32_t steps = 0;    ///< RoutingShape's
   std::uint32_t banks = 2;
+  /// Copy engines may bring tokens within the node (MoeDispatchLaunch::by_dma).
+  bool engines = false;
   GatherGeometry routing;  ///< a row: a token's k ids, then its k weights
   GatherGeometry tokens;   ///< a row: a token
   MoeDispatchLayout layout;

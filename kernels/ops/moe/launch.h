@@ -40,7 +40,8 @@ struct MoeDispatchLaunch : Launch {
   RoutingTable routing;               ///< this rank's, in the caller's memory
   const std::byte* tokens = nullptr;  ///< routing.tokens rows of H elements, dense; the caller's
   std::uint32_t capacity = 0;         ///< rows of the caller's output, at most plan.shape.rows_max
-  MoeRefusals* refusals = nullptr;    ///< null: the host looks at each launch's summary
+  bool by_dma = false;              ///< copy engines bring this rank's tokens to the node's others
+  MoeRefusals* refusals = nullptr;  ///< null: the host looks at each launch's summary
 };
 
 }  // namespace mk::kernels

@@ -48,11 +48,13 @@ namespace mk::kernels::moe_dispatch {
 // Each role answers whether it ran to its end. If not, the launch has failed; its first cause is in
 // `launch.local->failure` or with the executor.
 
-/// Hands out this rank's routing, then its tokens. Only with several ranks.
+/// Hands out this rank's routing, then its tokens, or has engines bring these within the node
+/// (gather/engine_steps.h). Only with several ranks.
 template <class Executor>
 MK_HOST_DEVICE inline bool share(MoeDispatchBlock<Executor>& block) {
   return gather::share(block.routing, block.own_routing()) &&
-         gather::share(block.tokens, block.own_tokens());
+         gather::share(block.tokens, block.own_tokens(), /*in_turn=*/false,
+                       {.by_dma = block.launch.by_dma});
 }
 
 /// Sends both round the ring: everybody's routing before anybody's tokens, because no rank can use

@@ -3,6 +3,8 @@
 #include "kernels/cuda/core/tensor_map.h"
 #include "kernels/cuda/host/on_device.h"
 #include "kernels/cuda/host/operator_inputs.h"
+#include "kernels/cuda/transport/dma_rows.h"
+#include "kernels/gather/engine_steps.h"
 #include "kernels/ops/moe/block.h"
 
 namespace mk::kernels {
@@ -43,16 +45,20 @@ Status MoeDispatchCuda::start(const RankContext& context, const CudaOptions& opt
   plan::Problem problem;
   problem.op = plan::Op::kMoe;
   problem.shape = {shape.tokens_max * of.size(), shape.weight_columns(), shape.hidden};
+  MK_RETURN_IF_ERROR(create_engines(options));
+  problem.named.engines = engines_.used();
   MK_RETURN_IF_ERROR(ExpertOperator::start(problem, plan_.work(of, shape.tokens_max),
                                            {plan_.flag_count(), plan_.banks}, context, options,
                                            kMoeDispatchM));
   MoeDispatchLaunch& launch = arguments_.launch;
   arguments_.frame.heeds_peers = of.locals > 1 && plan_.tokens.local_banks == 1;
+  arguments_.frame.by_dma = launch.by_dma = engines_.used();
   deal_groups();
   tell(shape.features, shape.hidden, &routing_plan_of(launch).summary().tiles);
   plan::Candidate candidate;
   candidate.stream_warpgroups = blocks().share;
   candidate.receive_warpgroups = blocks().receive;
+  candidate.engines = engines_.used();
   account_for(problem, candidate, options);
 
   const auto layout = cuda::cuda_layout(b_layout());
@@ -137,14 +143,45 @@ Status MoeDispatchCuda::launch(cudaStream_t stream, const MoeDispatchInput& inpu
   launch.tokens = static_cast<const std::byte*>(input.tokens);
   launch.capacity = capacity;
   arguments_.bias = input.bias;
-  return enqueue(stream, *kernel_, input.count, plan_.work(world(), input.count), mode,
-                 [this] { deal_groups(); });
+  return engines_.launch(
+      stream, *arguments_.frame.state,
+      [&] {
+        return enqueue(stream, *kernel_, input.count, plan_.work(world(), input.count), mode,
+                       [this] { deal_groups(); });
+      },
+      [this](cuda::DmaQueue& queue) { return bring_tokens(queue); });
+}
+
+/// The plan, on which all ranks agree, says whether copy engines may share, and the options whether
+/// this rank's do.
+Status MoeDispatchCuda::create_engines(const CudaOptions& options) {
+  dma_bytes_ = options.dma_bytes;
+  if (plan_.engines) return options.dma == false ? Status{} : engines_.create(options.dma);
+  if (options.dma != true || plan_.locals == 1) return {};
+  return fail(ErrorCode::kInvalidArgument,
+              "{}: copy engines are to bring tokens, and the plan was not made for them; set "
+              "MoeDispatchWay::engines on all ranks",
+              kOp);
+}
+
+Status MoeDispatchCuda::bring_tokens(cuda::DmaQueue& queue) const {
+  const MoeDispatchLaunch& launch = arguments_.launch;
+  const GatherSchedule gather(plan_.tokens, world());
+  const std::uint32_t rows = launch.routing.tokens;
+  const std::uint64_t row_bytes = plan_.tokens.row_bytes;
+  const auto source = GatherSource::of(launch.tokens, row_bytes, plan_.tokens.row_bytes, rows);
+  const std::uint64_t piece =
+      dma_bytes_ != 0 ? dma_bytes_ : moe_dispatch_dma_bytes(gather.data_bytes(rows));
+  return gather::bring_rows(
+      gather, rows, round_up_to(piece, plan_.tokens.chunk_bytes), gather::PieceOrder::kPieceByPiece,
+      cuda::DmaSharing{queue, gather, *arguments_.frame.state, launch.context, source});
 }
 
 void MoeDispatchCuda::deal_groups() {
   RoleBlocks& blocks = arguments_.launch.blocks;
   blocks.pull = blocks.share;
-  blocks.plan = moe_dispatch_plan_groups(blocks.share, world().size());
+  blocks.plan = moe_dispatch_plan_groups(blocks.share, world().nodes, world().locals,
+                                         arguments_.launch.by_dma);
 }
 
 Result<LaunchStats> MoeDispatchCuda::finish(cudaStream_t stream) {

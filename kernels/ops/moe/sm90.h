@@ -13,6 +13,7 @@
 #include "kernels/comm/rank_context.h"
 #include "kernels/cuda/host/cuda_options.h"
 #include "kernels/cuda/host/expert_operator.h"
+#include "kernels/cuda/host/row_engines.h"
 #include "kernels/ops/moe/sm90_arguments.h"
 #include "kernels/ops/moe/spec.h"
 #include "shm/host/result.h"
@@ -59,16 +60,23 @@ class MoeDispatchCuda
   MoeDispatchDeviceOutput output() const;
   /// Rows of y that the last launch that `finish` has seen gave; 0 if that computed nothing.
   std::uint32_t rows() const { return rows_; }
+  /// Whether copy engines bring its tokens to the node's others.
+  bool shares_by_dma() const { return engines_.used(); }
 
  private:
-  using ExpertOperator::ExpertOperator;
+  MoeDispatchCuda(const char* op, const MoeDispatchPlan& plan)
+      : ExpertOperator(op, plan), engines_(op) {}
   Status start(const RankContext& context, const CudaOptions& options);
   Status check_input(const MoeDispatchInput& input, const void* y, std::uint32_t capacity) const;
   Status make_maps(const MoeDispatchInput& input, void* y, std::uint32_t capacity);
   /// All groups that share pull, too, and some plan.
   void deal_groups();
+  Status create_engines(const CudaOptions& options);
+  Status bring_tokens(cuda::DmaQueue& queue) const;
 
   const cuda::MoeDispatchKernel* kernel_ = nullptr;
+  cuda::RowEngines engines_;
+  std::uint64_t dma_bytes_ = 0;  ///< that they bring at a time; 0: moe_dispatch_dma_bytes
   std::uint32_t rows_ = 0;
 };
 

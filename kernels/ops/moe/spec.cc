@@ -17,6 +17,18 @@ constexpr std::string_view kOp = "moe_dispatch";
 constexpr std::uint32_t kTopKMax = 1024;
 constexpr std::uint32_t kTilesWanted = 16;  ///< of one rank
 
+/// Copy engines.
+Status check_engines(std::uint32_t locals, const MoeDispatchWay& way) {
+  if (!way.engines) return {};
+  const auto refused = [](std::string_view why) -> Status {
+    return fail(ErrorCode::kInvalidArgument, "{}: copy engines bring no tokens here: {}", kOp, why);
+  };
+  if (locals == 1) return refused("a rank that is alone on its node has nobody to bring them to");
+  if (way.kind != GatherKind::kBroadcast)
+    return refused("ranks pull them from where they landed; a broadcast can have engines");
+  return {};
+}
+
 Status check_shape(const MoeDispatchShape& shape, std::uint32_t world) {
   MK_RETURN_IF_ERROR(check_side(kOp, "tokens_max", shape.tokens_max));
   MK_RETURN_IF_ERROR(check_side(kOp, "hidden", shape.hidden));
@@ -130,11 +142,20 @@ MoeDispatchWay moe_dispatch_cuda_way(std::uint32_t nodes) {
   return {GatherKind::kBroadcast, nodes > 1 ? kStepsOverNodes : 1};
 }
 
-std::uint32_t moe_dispatch_plan_groups(std::uint32_t streams, std::uint32_t ranks) {
-  // Nobody shares where there is one rank. Else all can pull when tokens come, and until then
-  // routing is all that there is to work on.
-  const std::uint32_t plan = ranks == 1 ? streams : streams / 2;
-  return std::clamp(plan, 1u, kBlocksMax);
+std::uint32_t moe_dispatch_plan_groups(std::uint32_t streams, std::uint32_t nodes,
+                                       std::uint32_t locals, bool by_dma) {
+  // Nobody shares where there is one rank, and little where copy engines bring all tokens. Else all
+  // can pull when tokens come, and until then routing is all that there is to work on.
+  const bool shares = nodes > 1 || (locals > 1 && !by_dma);
+  return std::clamp(shares ? streams / 2 : streams, 1u, kBlocksMax);
+}
+
+std::uint64_t moe_dispatch_dma_bytes(std::uint64_t bytes) {
+  // The first tiles wait for nearly all tokens, and each piece costs time.
+  constexpr std::uint64_t kPieces = 4;
+  constexpr std::uint64_t kLeast = 8 << 20;
+  constexpr std::uint64_t kMost = 1 << 30;  // a copy's
+  return std::clamp((bytes + kPieces - 1) / kPieces, kLeast, kMost);
 }
 
 LaunchWork MoeDispatchPlan::work(const World& world, std::uint32_t count) const {
@@ -168,6 +189,7 @@ Result<MoeDispatchPlan> MoeDispatchPlan::make(std::uint32_t nodes, std::uint32_t
   MK_RETURN_IF_ERROR(check_row_tiles(kOp, tiling.tile_m));
   const std::uint32_t world = nodes * locals;
   MK_RETURN_IF_ERROR(check_shape(shape, world));
+  MK_RETURN_IF_ERROR(check_engines(locals, way));
   MoeDispatchPlan plan;
   plan.nodes = nodes;
   plan.locals = locals;
@@ -175,6 +197,7 @@ Result<MoeDispatchPlan> MoeDispatchPlan::make(std::uint32_t nodes, std::uint32_t
   plan.dtype = dtype;
   plan.banks = tiling.banks != 0 ? tiling.banks : kBanksMax;
   plan.steps = way.steps;
+  plan.engines = way.engines;
   // Whatever the experts of a rank: a token may name one of them in all its slots.
   if (shape.rows_max == 0) plan.shape.rows_max = world * shape.tokens_max * shape.top_k;
   choose_tiles(plan, tiling, world);
@@ -182,12 +205,13 @@ Result<MoeDispatchPlan> MoeDispatchPlan::make(std::uint32_t nodes, std::uint32_t
   // With many nodes both gathers together have as many as any operator takes.
   const std::uint32_t flags_max =
       FlagMap{nodes, plan.banks}.shares_granules() ? kOperatorFlagsMax / 2 : kOperatorFlagsMax;
-  const auto gather = [&](std::uint32_t row_bytes) {
+  const auto gather = [&](std::uint32_t row_bytes, std::uint32_t local_banks) {
     return GatherPlan::make(kOp, nodes, locals, {shape.tokens_max, row_bytes, flags_max}, way.kind,
-                            tiling.chunk_bytes, plan.banks);
+                            tiling.chunk_bytes, plan.banks, local_banks);
   };
-  MK_ASSIGN_OR_RETURN(GatherPlan routing, gather(shape.top_k * kRoutingBytes));
-  MK_ASSIGN_OR_RETURN(GatherPlan tokens, gather(shape.hidden * kElementBytes));
+  MK_ASSIGN_OR_RETURN(GatherPlan routing, gather(shape.top_k * kRoutingBytes, plan.banks));
+  MK_ASSIGN_OR_RETURN(GatherPlan tokens,
+                      gather(shape.hidden * kElementBytes, way.engines ? 1 : plan.banks));
   WorkspaceLayout workspace(locals);
   routing.place(workspace, 0);
   tokens.place(workspace, routing.flag_count());
@@ -200,13 +224,13 @@ Result<MoeDispatchPlan> MoeDispatchPlan::make(std::uint32_t nodes, std::uint32_t
   plan.layout.bytes = plan.workspace.bytes();
   MK_RETURN_IF_ERROR(check_workspace(kOp, plan.layout.bytes));
 
-  constexpr std::uint64_t kRules = 3;
+  constexpr std::uint64_t kRules = 4;
   plan.flags = routing.flag_count() + tokens.flag_count();
-  plan.print = fingerprint_of({kRules, routing.fingerprint(), tokens.fingerprint(), shape.experts,
-                               shape.top_k, shape.features, plan.shape.rows_max,
-                               static_cast<std::uint64_t>(dtype),
-                               static_cast<std::uint64_t>(shape.epilogue), shape.bias ? 1u : 0u,
-                               plan.tile_m, plan.tile_n, plan.steps, plan.layout.bytes});
+  plan.print = fingerprint_of(
+      {kRules, routing.fingerprint(), tokens.fingerprint(), shape.experts, shape.top_k,
+       shape.features, plan.shape.rows_max, static_cast<std::uint64_t>(dtype),
+       static_cast<std::uint64_t>(shape.epilogue), shape.bias ? 1u : 0u, plan.tile_m, plan.tile_n,
+       plan.steps, plan.engines ? 1u : 0u, plan.layout.bytes});
   return plan;
 }
 

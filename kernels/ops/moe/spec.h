@@ -22,13 +22,20 @@ struct MoeDispatchWay {
   /// or each rank gets all of them.
   GatherKind kind = GatherKind::kPull;
   std::uint32_t steps = 16;  ///< RoutingShape's, 1 at least
+  /// For copy engines within the node, of a broadcast: tokens of the node's ranks then have one
+  /// bank, as copies go by addresses. Else make() tells the reason.
+  bool engines = false;
 };
 
 /// The choices for GPUs. Each rank gets every token once: nearly every token has an expert on each
 /// rank of a small node. Tiles of one expert stand together, as its weights stay in L2 then.
 MoeDispatchWay moe_dispatch_cuda_way(std::uint32_t nodes);
 /// How a GPU's `streams` warpgroups that stream are dealt out: those that plan come first.
-std::uint32_t moe_dispatch_plan_groups(std::uint32_t streams, std::uint32_t ranks);
+/// `by_dma`: copy engines bring tokens within the node.
+std::uint32_t moe_dispatch_plan_groups(std::uint32_t streams, std::uint32_t nodes,
+                                       std::uint32_t locals, bool by_dma);
+/// Bytes that copy engines bring at a time of a rank's `bytes` of tokens.
+std::uint64_t moe_dispatch_dma_bytes(std::uint64_t bytes);
 
 struct MoeDispatchPlan : MoeDispatchGeometry {
   /// Checks the arguments and fills in what was left open:

@@ -220,6 +220,41 @@ TEST(Planned, KeysComeByWhatIsQuickerUnlessItIsNamed) {
   EXPECT_FALSE(tiling()->engines);
 }
 
+TEST(Planned, TokensComeByWhatIsQuickerUnlessItIsNamed) {
+  const auto job = job_plan_for("NVIDIA H200", 132);
+  MoeDispatchShape shape{16 * 1024, 7168, 2048, 256, 8, 0, MoeEpilogue::kGatedSilu};
+  CudaOptions options;
+  std::uint32_t nodes = 1;
+  std::uint32_t locals = 2;
+  const auto engines = [&](std::uint32_t blocks = 132) {
+    const auto way =
+        cuda::planned_moe_way(nodes, locals, shape, DType::kBf16, blocks, *job, options);
+    EXPECT_TRUE(way) << way.error().message;
+    const auto plan = MoeDispatchPlan::make(nodes, locals, shape, DType::kBf16, {}, *way);
+    EXPECT_TRUE(plan) << plan.error().message;
+    EXPECT_EQ(plan->engines, way->engines);
+    return way->engines;
+  };
+  EXPECT_TRUE(engines());
+  options.dma = false;
+  EXPECT_FALSE(engines());
+  // Ranks that share a GPU, and several nodes, have them only if they are named.
+  options.dma.reset();
+  options.ranks_per_device = 2;
+  EXPECT_FALSE(engines(65));
+  options.dma = true;
+  EXPECT_TRUE(engines(65));
+  options.ranks_per_device = 1;
+  nodes = 2;
+  EXPECT_TRUE(engines());
+  options.dma.reset();
+  EXPECT_FALSE(engines());
+  // A rank that is alone on its node has nobody to bring them to, whatever is named.
+  locals = 1;
+  options.dma = true;
+  EXPECT_FALSE(engines());
+}
+
 TEST(Planned, WhatTheCallerNamedIsTakenAsItIs) {
   Draw draw(7);
   for (int round = 0; round < 1000; ++round) {

@@ -15,6 +15,7 @@
 #include "kernels/ops/moe/spec.h"
 #include "tests/kernels/moe/routing_cases.h"
 #include "tests/kernels/moe/run_role.h"
+#include "tests/kernels/support/engine_actor.h"
 #include "tests/kernels/support/interleaving_tests.h"
 #include "tests/kernels/support/simulation.h"
 
@@ -26,6 +27,8 @@ struct MoeSimOptions : SimOptions {
   Tiling tiling = {8, 8, 64, 2};
   MoeDispatchWay way;
   bool forge_releases = false;  ///< the one bank looks released for ever
+  EngineFault engine_fault = EngineFault::kNone;
+  std::uint64_t engine_bytes = 1;  ///< that engines bring at a time
   /// Rows that a rank has room for in a launch, of `needed`.
   std::function<std::uint32_t(std::uint32_t needed)> room = [](std::uint32_t needed) {
     return needed;
@@ -54,6 +57,7 @@ struct MoeRank {
   RankRouting routing;
   std::vector<std::uint16_t> tokens;
   std::vector<std::uint16_t> y;
+  std::uint32_t engine_starts = 0;
   std::uint32_t tiles_before_pulled = 0;  ///< computed before all rows were packed
   std::uint64_t produced_before = 0;      ///< commands, when the launch began
   std::uint64_t routing_commands = 0;     ///< of the launch, those that carry routing
@@ -71,6 +75,10 @@ class Executor : public SimExecutor {
   Executor(const SimExecutor& frame, MoeRank& rank) : SimExecutor(frame), rank_(rank) {}
 
   void copy(const CopyJob& job) { copy_in_pieces(job, 24); }
+  void start_dma(std::uint32_t, std::uint32_t) {
+    maybe_yield();
+    ++rank_.engine_starts;
+  }
   /// Others in each launch.
   template <class Block>
   static std::uint32_t pack_parts(const Block& block) {
@@ -184,6 +192,9 @@ class MoeSimulation : private SimOperator {
     rank.launch.routing = rank.routing.table(plan_.shape.top_k);
     rank.launch.tokens = reinterpret_cast<const std::byte*>(rank.tokens.data());
     rank.launch.capacity = options_.room(needed(index, all));
+    // Ranks may differ in that.
+    rank.launch.by_dma = plan_.engines && (rank.launch.epoch + index) % 4 != 0;
+    rank.engine_starts = 0;
     rank.y.assign(std::size_t{rank.launch.capacity} * plan_.shape.features, 0);
     rank.produced_before = rank.produced();
     const GatherSchedule gather(plan_.routing, rank.launch.context.world);
@@ -221,8 +232,27 @@ class MoeSimulation : private SimOperator {
     return run_moe_dispatch_role(block, role);
   }
 
+  bool run_beside(std::uint32_t index, const SimExecutor& frame) override {
+    MoeRank& rank = ranks_[index];
+    if (!rank.launch.by_dma) return true;
+    Executor executor(frame, rank);
+    BlockTotals totals;
+    MoeDispatchBlock<Executor> block(executor, rank.launch, Role::kPull, 0, totals);
+    const GatherSource tokens = block.own_tokens();
+    EngineActor engines(executor, block.tokens, tokens, options_.engine_fault);
+    if (!engines.await_start(rank.engine_starts, totals.waits)) return false;
+    const bool brought =
+        gather::bring_rows(block.schedule.tokens(), tokens.rows, options_.engine_bytes,
+                           gather::PieceOrder::kPieceByPiece, engines)
+            .has_value();
+    engines.bring();
+    return brought;
+  }
+
   std::string check(std::uint32_t index) override {
     const MoeRank& rank = ranks_[index];
+    if (rank.engine_starts != (rank.launch.by_dma ? 1 : 0))
+      return fmt::format("copy engines were started {} times", rank.engine_starts);
     const RoutingPlan plan = routing_plan_of(rank.launch);
     const auto all = routing(rank.launch.epoch);
     const std::uint32_t wanted = needed(index, all);
@@ -336,6 +366,47 @@ TEST(MoeDispatchInterleaving, RanksWithoutRoomDoNotDisturbOthers) {
     overflows += simulation.overflows();
   }
   EXPECT_GT(overflows, 30u);
+}
+
+/// With copy engines, on a node or two.
+MoeSimOptions with_engines(std::uint64_t seed) {
+  MoeSimOptions options = small(static_cast<std::uint32_t>(1 + seed % 2),
+                                static_cast<std::uint32_t>(2 + seed / 2 % 3), seed);
+  options.shape.tokens_max = static_cast<std::uint32_t>(4 + seed % 9);
+  options.way = {GatherKind::kBroadcast, 1, true};
+  options.tiling.banks = static_cast<std::uint32_t>(1 + seed / 3 % 2);
+  options.engine_bytes = 1 + seed * 7919 % 500;
+  return options;
+}
+
+// Some of the ranks' engines in each launch, with pieces of any size.
+TEST(MoeDispatchInterleaving, EnginesBringTokensWithinTheNode) {
+  for (std::uint64_t seed = 1; seed <= 80; ++seed)
+    ASSERT_EQ(MoeSimulation(with_engines(seed)).run(), "") << "seed " << seed;
+  for (const Order order : kOrders) {
+    for (std::uint32_t locals = 2; locals <= 8; ++locals) {
+      MoeSimOptions options = with_engines(locals);
+      options.locals = locals;
+      options.order = order;
+      ASSERT_EQ(MoeSimulation(options).run(), "") << locals << " ranks";
+    }
+  }
+}
+
+int wrong_engines_of_60(EngineFault fault) {
+  return seeds_seen_wrong<MoeSimulation>(60, [&](std::uint64_t seed) {
+    MoeSimOptions options = with_engines(seed);
+    options.engine_fault = fault;
+    return options;
+  });
+}
+
+// If engines that do not wait, or show what is not there, went unnoticed, the test above would
+// prove nothing.
+TEST(MoeDispatchInterleaving, EnginesThatDoNotWaitAreSeen) {
+  EXPECT_EQ(wrong_engines_of_60(EngineFault::kNone), 0);
+  EXPECT_GT(wrong_engines_of_60(EngineFault::kBeginAtOnce), 20);
+  EXPECT_GT(wrong_engines_of_60(EngineFault::kShowFirst), 20);
 }
 
 TEST(MoeDispatchInterleaving, FusedLaunchesOverlapAndUnfusedOnesDoNot) {

@@ -191,6 +191,56 @@ TEST(PlanAccounted, EnginesBringKeysWhereThatIsQuicker) {
   }
 }
 
+// The same of tokens, on one node; over nodes only where they are named.
+TEST(PlanAccounted, EnginesBringTokensWhereThatIsQuicker) {
+  const Machine machine = shipped_machine("H200").value();
+  Problem moe = problem_of(Op::kMoe, 1, 2, {32 * 1024, 2 * 2048, 7168});
+  moe.experts = {256, 8};
+  const auto chosen = choose(moe, machine);
+  ASSERT_TRUE(chosen) << chosen.error().message;
+  EXPECT_TRUE(chosen->candidate.engines);
+  EXPECT_EQ(chosen->candidate.heads_together, 0u);
+  EXPECT_NE(describe(moe, chosen->candidate).find("copy engines share"), std::string::npos);
+  Machine slow = machine;
+  slow.engine_each_us *= 1000;
+  EXPECT_FALSE(choose(moe, slow)->candidate.engines);
+  slow = machine;
+  slow.engine_gb_s /= 20;
+  EXPECT_FALSE(choose(moe, slow)->candidate.engines);
+  // Few tokens are with the others before engines have begun.
+  Problem few = moe;
+  few.shape.m = 2 * 128;
+  EXPECT_FALSE(choose(few, machine)->candidate.engines);
+  for (const std::uint32_t nodes : {1u, 2u}) {
+    moe.nodes = nodes;
+    for (const bool engines : {false, true}) {
+      moe.named.engines = engines;
+      const auto named = choose(moe, engines ? slow : machine);
+      ASSERT_TRUE(named) << named.error().message;
+      EXPECT_EQ(named->candidate.engines, engines);
+      EXPECT_TRUE(check_candidate(moe, machine, named->candidate));
+    }
+    moe.named.engines.reset();
+  }
+  EXPECT_FALSE(choose(moe, machine)->candidate.engines);
+  EXPECT_NE(explain(moe, machine)->find("no copy engines: over nodes"), std::string::npos);
+  moe.nodes = 1;
+  EXPECT_NE(explain(moe, machine)->find("other transport"), std::string::npos);
+  moe.ranks_per_device = 2;
+  EXPECT_FALSE(choose(moe, machine)->candidate.engines);
+  EXPECT_NE(explain(moe, machine)->find("no copy engines: ranks share a GPU"), std::string::npos);
+  moe.ranks_per_device = 1;
+  moe.locals = 1;
+  moe.nodes = 2;
+  EXPECT_NE(explain(moe, machine)->find("alone on its node"), std::string::npos);
+  moe.named.engines = true;
+  EXPECT_FALSE(choose(moe, machine));
+  Problem combine = problem_of(Op::kCombine, 1, 2, {32 * 1024, 7168, 2048});
+  combine.experts = {256, 8};
+  combine.named.engines = true;
+  EXPECT_FALSE(choose(combine, machine)->candidate.engines);
+}
+
 // Attention has as many SMs as a role can have blocks: the groups have the four others, with one
 // that watches for each node, one that sends, and the poller's place.
 TEST(PlanAccounted, GroupsOfRingAttentionTakeNoSmThatCouldCompute) {

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "kernels/plan/accounted.h"
+#include "kernels/plan/choose.h"
 #include "kernels/plan/legal.h"
 #include "kernels/plan/model.h"
 #include "tests/kernels/plan/problems.h"
@@ -132,6 +133,34 @@ TEST(RecordedPartitions, TheChoiceAmongThemIsNearTheBest) {
     EXPECT_LE(std::exp(logs / count), op == Op::kMoe ? 1.05 : 1.03) << name_of(op);
     EXPECT_LE(worst, op == Op::kMoe ? 1.18 : 1.10) << name_of(op);
   }
+}
+
+// Copy engines where they were quicker, warpgroups where these were: at 128 tokens of a rank.
+TEST(RecordedTransports, TheChoiceIsTheQuickerOrNearIt) {
+  const Machine machine = shipped_machine("H200").value();
+  std::ifstream file(MK_RESULTS "/moe_h200_1x2_transports.json");
+  const auto json = nlohmann::json::parse(file);
+  double logs = 0, worst = 1;
+  int engines = 0, warpgroups = 0;
+  for (const auto& entry : json.at("cases")) {
+    const std::uint32_t tokens = entry.at("tokens");
+    const std::uint32_t features = entry.at("features");
+    Problem problem = problem_of(Op::kMoe, 1, 2, {2 * tokens, 2 * features, entry.at("hidden")});
+    problem.experts = {entry.at("experts"), entry.at("top_k")};
+    const double by_engines = entry.at("us").at("dispatch_engines").at("median");
+    const double by_warpgroups = entry.at("us").at("dispatch_warpgroups").at("median");
+    const auto choice = choose(problem, machine);
+    ASSERT_TRUE(choice) << choice.error().message;
+    ++(choice->candidate.engines ? engines : warpgroups);
+    const double chosen = choice->candidate.engines ? by_engines : by_warpgroups;
+    const double slower = chosen / std::min(by_engines, by_warpgroups);
+    logs += std::log(slower);
+    worst = std::max(worst, slower);
+  }
+  EXPECT_EQ(engines, 13);
+  EXPECT_EQ(warpgroups, 2);
+  EXPECT_LE(std::exp(logs / (engines + warpgroups)), 1.002);
+  EXPECT_LE(worst, 1.01);
 }
 
 INSTANTIATE_TEST_SUITE_P(Worlds, RecordedExperts,
