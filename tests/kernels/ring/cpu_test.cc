@@ -122,7 +122,8 @@ TEST(RingAttentionCpu, AnAdaptivePartitionChangesNoBit) {
       const RingJobOptions options = job_options(nodes, locals, causal, nodes * 10 + locals);
       RingJobOptions of_plan = options;
       std::vector<RingLaunch> launches = random_launches(RingJob(of_plan).plan(), 32, nodes);
-      for (RingLaunch& launch : launches) launch.seq = options.shape.seq_max;
+      for (RingLaunch& launch : launches)
+        launch.seq = static_cast<std::uint32_t>(options.shape.seq_max);
       std::vector<Workers RoleBlocks::*> roles{&RoleBlocks::share};
       if (nodes > 1 && locals > 1) roles.push_back(&RoleBlocks::receive);
       expect_same_bits_as_threads_go_over<RingJob>(
