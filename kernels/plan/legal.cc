@@ -178,6 +178,7 @@ bool was_measured(const Problem& problem, const Machine& machine, const Candidat
   constexpr double kLinkShare = 0.65;
   constexpr std::uint32_t kFewRows = 2048;
   constexpr std::uint32_t kFewTiles = 4 * kBlocksMax;
+  constexpr std::uint32_t kFewRowsOfSums = 256;
   constexpr std::uint32_t kMuchK = 4096;
   const Named& named = problem.named;
   const Shape& shape = problem.shape;
@@ -208,6 +209,12 @@ bool was_measured(const Problem& problem, const Machine& machine, const Candidat
   // (kernels/cuda/decisions/deferred_accumulate.md).
   if (candidate.sums == Sums::kOwn && work.tiles > kFewTiles &&
       (problem.op == Op::kGemmAr || shape.k >= kMuchK)) {
+    return false;
+  }
+  // Sums of narrow tiles: of few rows, whose weights many SMs then read at one time
+  // (kernels/cuda/decisions/few_rows.md).
+  if (candidate.tiling.tile_n < kGpuTileColumnsMax / 2 && problem.op != Op::kAgGemm &&
+      named.tiling.tile_n == 0 && (problem.nodes > 1 || shape.m > kFewRowsOfSums)) {
     return false;
   }
   // Tiles of 64 rows are one math warpgroup's (kernels/cuda/decisions/ag_network_tiles.md).

@@ -70,8 +70,11 @@ TEST(OperatorPlan, EveryProblemHasAWayToRun) {
       // What kernels are compiled for.
       EXPECT_TRUE(candidate.tiling.tile_m == 128 ||
                   (problem.op == Op::kAgGemm && candidate.tiling.tile_m == 64));
-      EXPECT_TRUE(candidate.tiling.tile_n == 256 || candidate.tiling.tile_n == 128 ||
-                  (problem.op == Op::kAgGemm && candidate.tiling.tile_n == 64));
+      const std::uint32_t columns = candidate.tiling.tile_n;
+      EXPECT_TRUE(columns == 256 || columns == 128 || columns == 64);
+      // Sums of narrow tiles were measured for few rows on one node.
+      EXPECT_TRUE(columns != 64 || problem.op == Op::kAgGemm ||
+                  (problem.nodes == 1 && problem.shape.m <= 256));
       // Every role that the world has is there, and the product has half of the SMs.
       const std::uint32_t share = blocks_of_rank(problem, job->machine);
       EXPECT_LE(candidate.compute_blocks + blocks_outside(problem, candidate), share);
