@@ -83,7 +83,8 @@ void expect_same_bits_as_threads_go_over(Options options,
     EXPECT_EQ(network.stop().complaint(), "");
     const bool adaptive = !planned.empty();
     if (!adaptive) planned = results;
-    const std::uint32_t first = others([&](auto) { return each; });
+    const std::uint32_t of_role = each;  // no lambda may have the binding
+    const std::uint32_t first = others([&](auto) { return of_role; });
     for (std::uint32_t rank = 0; rank < job.size(); ++rank) {
       std::uint32_t before = first;
       std::uint32_t moves = 0;
