@@ -20,4 +20,19 @@ Result<AgreedPlan> agree_device_plan(Session::Impl& session, const kernels::Shap
 Result<AgreedPlan> expected_device_plan(Session::Impl& session, const kernels::Shape& shape,
                                         const Tuning& tuning);
 
+/// The operator of a plan on which all ranks have agreed. Collective. `Kind`: as in
+/// planned_by_shape.h.
+template <class Kind, class Shape, class Plan>
+Result<std::unique_ptr<typename Kind::Device>> make_planned(Session::Impl& session,
+                                                            const Shape& shape,
+                                                            const Tuning& tuning, const Plan& plan,
+                                                            kernels::CudaOptions options) {
+  if constexpr (requires { shape.b_layout; }) options.b_layout = shape.b_layout;
+  return make_device_operator<typename Kind::Operator>(
+      session, Kind::kOp, DeviceMemoryNeeds::of(plan, tuning),
+      moved_plan_maker(plan, [options](const auto& moved, const kernels::RankContext& context) {
+        return Kind::Cuda::create(moved, context, options);
+      }));
+}
+
 }  // namespace mk

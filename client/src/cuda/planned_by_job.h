@@ -67,17 +67,12 @@ Result<std::unique_ptr<typename Kind::Device>> make_device_by_job(Session::Impl&
   MK_ASSIGN_OR_RETURN(const auto plan, plan_by_job<Kind>(session, shape, tuning, share, agreed));
   kernels::CudaOptions options = cuda_options(share, tuning);
   options.job_plan = agreed.job;
-  if constexpr (requires { shape.b_layout; }) options.b_layout = shape.b_layout;
   MK_ASSIGN_OR_RETURN(options.dma, transport_of(Kind::kOp, tuning));
   // A caller that names SMs for it wants them to share, unless copy engines are named, too.
   if (tuning.share_sms != 0 && !options.dma) options.dma = false;
   // Ranks whose node has nobody else bring nothing.
   if (!plan.engines && options.dma == true) options.dma.reset();
-  return make_device_operator<typename Kind::Operator>(
-      session, Kind::kOp, DeviceMemoryNeeds::of(plan, tuning),
-      moved_plan_maker(plan, [options](const auto& moved, const kernels::RankContext& context) {
-        return Kind::Cuda::create(moved, context, options);
-      }));
+  return make_planned<Kind>(session, shape, tuning, plan, options);
 }
 
 }  // namespace mk

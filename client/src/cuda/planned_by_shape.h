@@ -32,13 +32,8 @@ Result<std::unique_ptr<typename Kind::Device>> make_device_by_shape(Session::Imp
                                                                     const Tuning& tuning) {
   MK_ASSIGN_OR_RETURN(const DeviceShare share, share_device(session));
   MK_ASSIGN_OR_RETURN(const auto plan, Kind::plan(session.options(), shape, tuning.chunk_bytes));
-  MK_ASSIGN_OR_RETURN(auto options, own_options(session, share, tuning));
-  if constexpr (requires { shape.b_layout; }) options.b_layout = shape.b_layout;
-  return make_device_operator<typename Kind::Operator>(
-      session, Kind::kOp, DeviceMemoryNeeds::of(plan, tuning),
-      moved_plan_maker(plan, [options](const auto& moved, const kernels::RankContext& context) {
-        return Kind::Cuda::create(moved, context, options);
-      }));
+  MK_ASSIGN_OR_RETURN(const auto options, own_options(session, share, tuning));
+  return make_planned<Kind>(session, shape, tuning, plan, options);
 }
 
 }  // namespace mk
