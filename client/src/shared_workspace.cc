@@ -32,8 +32,9 @@ constexpr std::chrono::microseconds kLookInterval{100};
 /// The reason that a rank gives the others is no longer.
 constexpr std::size_t kReasonMax = 400;
 
-constexpr std::uint64_t kHead = round_up_to(WorkspaceTurn::kHeadBytes, kPage);
-
+std::uint64_t head_bytes(std::uint32_t nodes) {
+  return round_up_to(WorkspaceTurn::head_bytes(nodes), kPage);
+}
 /// In whole granules: the first operator's begin behind them.
 std::uint32_t turn_flags(std::uint32_t nodes) {
   return static_cast<std::uint32_t>(round_up_to(WorkspaceTurn::flags(nodes), shm::kFlagGranule));
@@ -81,13 +82,20 @@ Result<std::shared_ptr<SharedMemory>> SharedMemory::make(Session::Impl& session,
                                                          const Room& room, std::uint32_t flag_count,
                                                          Executor executor) {
   const bool host = executor == Executor::kCpu;
-  MK_ASSIGN_OR_RETURN(auto memory, OperatorMemory::create(
-                                       session, kind, parameters, kHead + room.words + room.data,
-                                       host ? turn_flags(session.options().nodes) + flag_count : 0,
-                                       executor, host ? kHead + room.spare : 0));
+  const std::uint32_t nodes = session.options().nodes;
+  const std::uint64_t head = head_bytes(nodes);
+  MK_ASSIGN_OR_RETURN(
+      auto memory, OperatorMemory::create(session, kind, parameters, head + room.words + room.data,
+                                          turn_flags(nodes) + (host ? flag_count : 0), executor,
+                                          host ? head + room.spare : 0));
   std::shared_ptr<SharedMemory> made(new SharedMemory(std::move(memory), executor));
-  made->words_end_ = kHead;
-  made->data_begin_ = kHead + room.words;
+  made->words_end_ = head;
+  made->data_begin_ = head + room.words;
+  if (!host && nodes > 1) {
+    MK_RETURN_IF_ERROR(made->memory_.store(WorkspaceTurn::kPeersAt,
+                                           made->memory_.context().rail_peers,
+                                           nodes * sizeof(kernels::RailPeer)));
+  }
   return made;
 }
 
@@ -147,8 +155,10 @@ kernels::RankContext SharedMemory::context_of(const Place& place, const kernels:
   }
   std::vector<kernels::RailPeer>& peers =
       rail_peers_.emplace_back(own.rail_peers, own.rail_peers + own.world.nodes);
-  for (std::uint32_t node = 0; node < own.world.nodes; ++node)
+  for (std::uint32_t node = 0; node < own.world.nodes; ++node) {
     peers[node].workspace_handle = turn_.context.rail_peers[node].workspace_handle;
+    peers[node].begin = place.words_at;
+  }
   context.rail_peers = peers.data();
   return context;
 }
@@ -234,12 +244,13 @@ Status SharedWorkspace::replace(Session::Impl& session, const std::string& tag,
   MK_ASSIGN_OR_RETURN(const auto made,
                       SharedMemory::make(session, kind, parameters, room, 0, executor_));
   // All or none, on all ranks.
-  std::vector<OperatorWorkspace::Move> moves;
+  std::vector<OperatorWorkspace::Move> moves(moving.size());
+  for (std::size_t i = 0; i < moving.size(); ++i)
+    MK_RETURN_IF_ERROR(moving[i].workspace->renew_flags(session, moves[i]));
   const auto prepare = [&]() -> Status {
-    for (const Mover& one : moving) {
-      MK_ASSIGN_OR_RETURN(OperatorWorkspace::Move move, one.workspace->place_in(made));
-      moves.push_back(std::move(move));
-      MK_RETURN_IF_ERROR(one.op->prepare_move(moves.back().context, moves.back().data_moved));
+    for (std::size_t i = 0; i < moving.size(); ++i) {
+      MK_RETURN_IF_ERROR(moving[i].workspace->place_in(made, moves[i]));
+      MK_RETURN_IF_ERROR(moving[i].op->prepare_move(moves[i].context, moves[i].data_moved));
     }
     return {};
   };
@@ -278,14 +289,9 @@ Result<OperatorWorkspace> OperatorWorkspace::create(Session::Impl& session, std:
   const bool on_gpu = executor == Executor::kCuda;
   OperatorWorkspace made;
   made.kind_ = kind;
+  made.parameters_ = parameters;
   made.parts_ = parts;
-  if (on_gpu && session.options().nodes > 1) {
-    MK_ASSIGN_OR_RETURN(auto memory, OperatorMemory::create(session, kind, parameters,
-                                                            parts.bytes(), flag_count, executor));
-    made.own_.emplace(std::move(memory));
-    made.context_ = made.own_->context();
-    return made;
-  }
+  made.flag_count_ = flag_count;
   // First: ranks count tags alike, also when a creation fails on some.
   const std::string tag = session.next_operator_tag("grow");
   auto request = std::make_unique<WorkspaceRequest>(parts, executor);
@@ -307,10 +313,9 @@ Result<OperatorWorkspace> OperatorWorkspace::create(Session::Impl& session, std:
   MK_RETURN_IF_ERROR(made.shared_->ensure(session, tag, kind, parameters, parts));
   made.alone_ = own;
   if (on_gpu || !first) {
-    MK_ASSIGN_OR_RETURN(auto memory, OperatorMemory::create(session, kind, parameters, kPage,
-                                                            flag_count, executor));
-    made.own_.emplace(std::move(memory));
-    MK_ASSIGN_OR_RETURN(Move move, made.place_in(made.shared_->memory()));
+    Move move;
+    MK_ASSIGN_OR_RETURN(move.own, made.make_own(session, executor));
+    MK_RETURN_IF_ERROR(made.place_in(made.shared_->memory(), move));
     made.take(std::move(move));
     return made;
   }
@@ -321,17 +326,31 @@ Result<OperatorWorkspace> OperatorWorkspace::create(Session::Impl& session, std:
   return made;
 }
 
-Result<OperatorWorkspace::Move> OperatorWorkspace::place_in(
-    const std::shared_ptr<SharedMemory>& memory) const {
-  Move move;
+Result<std::unique_ptr<OperatorMemory>> OperatorWorkspace::make_own(Session::Impl& session,
+                                                                    Executor executor) const {
+  MK_ASSIGN_OR_RETURN(auto memory, OperatorMemory::create(session, kind_, parameters_, kPage,
+                                                          flag_count_, executor));
+  return std::make_unique<OperatorMemory>(std::move(memory));
+}
+
+Status OperatorWorkspace::renew_flags(Session::Impl& session, Move& move) const {
+  // Within a node kernels have none.
+  if (session.options().nodes == 1) return {};
+  MK_ASSIGN_OR_RETURN(move.own, make_own(session, Executor::kCuda));
+  return {};
+}
+
+Status OperatorWorkspace::place_in(const std::shared_ptr<SharedMemory>& memory, Move& move) const {
+  const OperatorMemory& own = move.own != nullptr ? *move.own : *own_;
   move.memory = memory;
   MK_ASSIGN_OR_RETURN(move.place, memory->add(kind_, parts_.words));
-  move.context = memory->context_of(move.place, own_->context(), alone_);
+  move.context = memory->context_of(move.place, own.context(), alone_);
   move.data_moved = move.place.data_at - move.place.words_at - parts_.data_at;
-  return move;
+  return {};
 }
 
 void OperatorWorkspace::take(Move move) {
+  if (move.own != nullptr) own_ = std::move(move.own);
   memory_ = std::move(move.memory);
   place_ = move.place;
   context_ = move.context;
@@ -339,10 +358,10 @@ void OperatorWorkspace::take(Move move) {
 }
 
 void OperatorWorkspace::let_move(MovingOperator& mover) {
-  if (memory_ != nullptr && !alone_) shared_->add_mover(*this, mover);
+  if (!alone_) shared_->add_mover(*this, mover);
 }
 void OperatorWorkspace::let_move_no_more(const MovingOperator& mover) {
-  if (memory_ != nullptr && !alone_) shared_->remove_mover(mover);
+  if (!alone_) shared_->remove_mover(mover);
 }
 
 }  // namespace mk

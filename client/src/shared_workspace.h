@@ -2,20 +2,13 @@
 /// Operators of a session that are not alike share the data of one workspace, and take turns in it
 /// (kernels/comm/workspace_turn.h). Each has its own words there, its own flags and its own epochs.
 /// The workspace has the data of the largest: a larger operator enlarges it. Memory of the host
-/// grows where it is. On a GPU another one takes its place, and operators move there.
-///
-/// On GPUs of several nodes an operator shares with none. The turns themselves (workspace_turn.h)
-/// need no host, and the kernel of turns could read its flags and counters. But kernels count the
-/// offsets in their commands from the operator's words, and a handle begins with the memory. Their
-/// senders have no register for the difference, and a key of CUDA IPC, by which a daemon opens GPU
-/// memory, names no part of an allocation. An operator that moves would need new arrival flags,
-/// too: its epochs begin anew, and the old flags show the old ones.
+/// grows where it is. On a GPU another one takes its place, and operators move there, with new
+/// flags: their epochs begin anew.
 #pragma once
 
 #include <cstdint>
 #include <deque>
 #include <memory>
-#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -155,8 +148,8 @@ class OperatorWorkspace {
   /// By how much the plan's data is to be moved (kernels/comm/plan_tools.h).
   std::uint64_t data_moved() const { return data_moved_; }
   /// See OperatorCore.
-  bool usable() const { return memory_ == nullptr || memory_->usable(); }
-  bool claim() const { return memory_ == nullptr || shared_->claim(); }
+  bool usable() const { return memory_->usable(); }
+  bool claim() const { return shared_->claim(); }
 
   // On a GPU.
 
@@ -167,7 +160,7 @@ class OperatorWorkspace {
   void let_move(MovingOperator& mover);
   void let_move_no_more(const MovingOperator& mover);
   /// Whether it has launched in the memory where it is.
-  bool has_launched() const { return memory_ != nullptr && memory_->queued(place_.sharer) != 0; }
+  bool has_launched() const { return memory_->queued(place_.sharer) != 0; }
 
  private:
   friend class SharedWorkspace;
@@ -175,21 +168,28 @@ class OperatorWorkspace {
 
   /// To a place in other memory.
   struct Move {
+    std::unique_ptr<OperatorMemory> own;  ///< null: it keeps what it has
     std::shared_ptr<SharedMemory> memory;
     SharedMemory::Place place;
     kernels::RankContext context;
     std::uint64_t data_moved = 0;
   };
-  Result<Move> place_in(const std::shared_ptr<SharedMemory>& memory) const;
+  /// Collective.
+  Result<std::unique_ptr<OperatorMemory>> make_own(Session::Impl& session, Executor executor) const;
+  /// Collective, on a GPU: flags that show no old epoch.
+  Status renew_flags(Session::Impl& session, Move& move) const;
+  Status place_in(const std::shared_ptr<SharedMemory>& memory, Move& move) const;
   void take(Move move);
 
   std::string kind_;
+  std::string parameters_;
   kernels::WorkspaceParts parts_;
+  std::uint32_t flag_count_ = 0;
   bool alone_ = false;
-  CoreShare<SharedWorkspace> shared_;     ///< empty: it has all memory for itself
-  std::shared_ptr<SharedMemory> memory_;  ///< where it is; null likewise
+  CoreShare<SharedWorkspace> shared_;
+  std::shared_ptr<SharedMemory> memory_;  ///< where it is
   /// Its flags, but of the first operator on CPUs; the daemon hears by it when the operator goes.
-  std::optional<OperatorMemory> own_;
+  std::unique_ptr<OperatorMemory> own_;
   SharedMemory::Place place_;
   kernels::RankContext context_;
   std::uint64_t data_moved_ = 0;

@@ -44,12 +44,13 @@ class ChunkSender {
   MK_HOST_DEVICE bool add_chunk(std::uint32_t node, std::uint64_t source_offset,
                                 std::uint64_t target_offset, std::uint32_t bytes,
                                 std::uint32_t flag, std::uint32_t epoch) {
-    shm::Command command = to(node, flag, epoch);
+    const RailPeer peer = context_.rail_peers[node];
+    shm::Command command = to(peer, flag, epoch);
     command.opcode = shm::Opcode::kWrite;
     command.src_handle = context_.workspace_handle;
-    command.dst_handle = context_.rail_peers[node].workspace_handle;
-    command.src_offset = begin() + source_offset;
-    command.dst_offset = begin() + target_offset;
+    command.dst_handle = peer.workspace_handle;
+    command.src_offset = peer.begin + source_offset;
+    command.dst_offset = peer.begin + target_offset;
     command.bytes = bytes;
     if (!add(command)) return false;
     payload_bytes_ += bytes;
@@ -60,7 +61,7 @@ class ChunkSender {
   /// they are committed meanwhile, with all that were added before.
   MK_HOST_DEVICE bool add_flag(std::uint32_t node, std::uint32_t flag, std::uint32_t epoch) {
     if (added_ >= kCommandsAtOnce) commit();
-    shm::Command command = to(node, flag, epoch);
+    shm::Command command = to(context_.rail_peers[node], flag, epoch);
     command.opcode = shm::Opcode::kWriteFlag;
     return add(command);
   }
@@ -101,19 +102,11 @@ class ChunkSender {
   MK_HOST_DEVICE std::uint64_t payload_bytes() const { return payload_bytes_; }
 
  private:
-  /// On a GPU a workspace is memory of its own, and a kernel has no register for a 0.
-  MK_HOST_DEVICE std::uint64_t begin() const {
-#if defined(__CUDA_ARCH__)
-    return 0;
-#else
-    return context_.shared == nullptr ? 0 : context_.shared->at;
-#endif
-  }
-  MK_HOST_DEVICE shm::Command to(std::uint32_t node, std::uint32_t flag,
-                                 std::uint32_t epoch) const {
+  MK_HOST_DEVICE static shm::Command to(const RailPeer& peer, std::uint32_t flag,
+                                        std::uint32_t epoch) {
     shm::Command command;
-    command.peer = context_.rail_peers[node].rank;
-    command.flag_index = context_.rail_peers[node].flag_base + flag;
+    command.peer = peer.rank;
+    command.flag_index = peer.flag_base + flag;
     command.epoch = epoch;
     return command;
   }

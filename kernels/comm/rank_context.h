@@ -19,14 +19,15 @@ struct WorkspaceTurn;
 struct WorkspaceShare {
   WorkspaceTurn* turn = nullptr;
   std::uint32_t sharer = 0;  ///< the operator's number among them
-  std::uint64_t at = 0;      ///< where it begins in the memory of its handle, and of a rail peer's
+  std::uint64_t at = 0;      ///< where its workspace begins in the shared memory
 };
 
-/// A rank of the same rail on another node.
-struct RailPeer {
+/// A rank of the same rail on another node. (A GPU loads all of it at once.)
+struct alignas(16) RailPeer {
   std::uint16_t rank = 0;
-  std::uint16_t workspace_handle = 0;  ///< its handle of its operator workspace
+  std::uint16_t workspace_handle = 0;  ///< its handle of the memory with its operator's workspace
   std::uint32_t flag_base = 0;         ///< first flag of its operator's range, in its session
+  std::uint64_t begin = 0;             ///< of the workspace in that memory, and in this rank's
 };
 
 /// Everything is mapped and stays valid as long as the operator lives.

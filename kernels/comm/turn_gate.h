@@ -1,7 +1,7 @@
 /// \file
-/// A turn (workspace_turn.h) on a GPU, of operators within one node. A small kernel takes it, on
-/// the stream, ahead of the operator's own. It goes by words in the GPU's memory, so that a graph
-/// takes its turns without the host when it is replayed.
+/// A turn (workspace_turn.h) on a GPU. A small kernel takes it, on the stream, ahead of the
+/// operator's own. It goes by words in the GPU's memory, so that a graph takes its turns without
+/// the host when it is replayed.
 #pragma once
 
 #include <cstddef>
@@ -17,10 +17,11 @@ namespace mk::kernels {
 
 /// One rank's operator before its launches.
 struct TurnGate {
-  World world;
-  /// The shared workspace of each local rank, from its first byte on.
-  std::byte* memories[shm::kLocalRanksMax] = {};
+  /// WorkspaceTurn's, as this GPU reaches it: no poller runs yet, so that flags and counters are
+  /// the host's own.
+  RankContext memory;
   std::uint64_t words_at = 0;  ///< where the operator's words begin there
+  std::uint32_t sharer = 0;    ///< WorkspaceShare's
   WaitControl control;         ///< the operator's, with the host's own words
 
   /// A turn's note in records of waits (await_ended), which is never 0: whom it waits for.
@@ -30,11 +31,17 @@ struct TurnGate {
 
   /// Where in this rank's workspace the words begin of who has launched last; 0: nobody has.
   MK_HOST_DEVICE std::uint64_t* last() const {
-    return reinterpret_cast<std::uint64_t*>(memories[world.local] + WorkspaceTurn::kLastAt);
+    return reinterpret_cast<std::uint64_t*>(memory.workspaces[memory.world.local] +
+                                            WorkspaceTurn::kLastAt);
+  }
+  /// Turns so far.
+  MK_HOST_DEVICE std::uint32_t* turns() const {
+    return reinterpret_cast<std::uint32_t*>(last() + 1);
   }
   /// The word by which the local ranks of operator `words` hear that one has failed.
   MK_HOST_DEVICE std::uint32_t* failed(std::uint32_t local, std::uint64_t words) const {
-    return reinterpret_cast<std::uint32_t*>(memories[local] + words + WorkspaceHead::failed());
+    return reinterpret_cast<std::uint32_t*>(memory.workspaces[local] + words +
+                                            WorkspaceHead::failed());
   }
 };
 
@@ -43,40 +50,34 @@ struct TurnGate {
 /// needs
 ///
 ///     lane(), lanes()      this one's number, and how many there are
-///     all(bool)            whether all lanes say so; no lane goes on before all have
+///     all(bool)            whether all lanes say so; no lane goes on before all have, and what any
+///                          has seen until then all see
 ///     waits(bool begin)    some wait from now on, or none does any more
 template <class Executor>
 MK_HOST_DEVICE inline bool take_turn(Executor& executor, const TurnGate& gate, WaitTotals& totals) {
-  const World& world = gate.world;
+  const World& world = gate.memory.world;
   const std::uint64_t before = shm::load_relaxed(gate.last());
+  const std::uint32_t number = shm::load_relaxed(gate.turns()) + 1;
   executor.all(true);
   if (before == gate.words_at) return true;
-  if (executor.lane() == 0) shm::store_relaxed(gate.last(), gate.words_at);
+  if (executor.lane() == 0) {
+    shm::store_relaxed(gate.last(), gate.words_at);
+    if (before != 0) shm::store_relaxed(gate.turns(), number);
+  }
   if (before == 0) return true;
-  const std::byte* const words = gate.memories[world.local] + before;
-  const auto go_through = [&](auto&& pass) {
-    bool passed = true;
-    for (std::uint32_t local = executor.lane(); passed && local < world.locals;
-         local += executor.lanes())
-      passed = pass(local);
-    return executor.all(passed);
-  };
+  const std::byte* const words = gate.memory.workspaces[world.local] + before;
   // This rank may have failed itself: then it waits for too little.
   const std::uint32_t failed = shm::load_acquire(gate.failed(world.local, before));
   const WorkspaceHead head{world.locals};
   const auto ended_by = [&](std::uint32_t local) {
     return shm::load_acquire(reinterpret_cast<const std::uint32_t*>(words + head.finished(local)));
   };
+  const bool one_node = world.nodes == 1;
   const auto has_ended = [&](std::uint32_t local) {
-    return failed == 0 && shm::epoch_reached(ended_by(local), ended_by(world.local));
+    return one_node && failed == 0 && shm::epoch_reached(ended_by(local), ended_by(world.local));
   };
-  if (go_through(has_ended)) return true;
-  executor.waits(true);
-  const bool passed = go_through([&](std::uint32_t local) {
-    if (failed == 0) {
-      return await_ended(executor, gate.control, world, words, local, TurnGate::note_of(before),
-                         totals);
-    }
+  if (pass_each(executor, world.locals, has_ended)) return true;
+  const auto refuse = [&](std::uint32_t) {
     WaitSite site;
     site.role = Role::kCollect;
     site.kind = FlagKind::kFinished;
@@ -86,7 +87,21 @@ MK_HOST_DEVICE inline bool take_turn(Executor& executor, const TurnGate& gate, W
     const std::uint32_t ended = ended_by(site.index[0]);
     fail_wait(gate.control, site, WaitEnd::kPeerFailed, ended + 1, ended, 0);
     return false;
-  });
+  };
+  executor.waits(true);
+  bool passed = false;
+  if (failed != 0) {
+    passed = pass_each(executor, world.locals, refuse);
+  } else if (one_node) {
+    passed = pass_each(executor, world.locals, [&](std::uint32_t local) {
+      return await_ended(executor, gate.control, world, words, local, TurnGate::note_of(before),
+                         totals);
+    });
+  } else {
+    RailTurn turn{gate.memory, gate.control, number, gate.sharer, TurnGate::note_of(before)};
+    turn.control.peer_failed = gate.failed(world.local, before);
+    passed = take_turn(executor, executor, turn, totals);
+  }
   executor.waits(false);
   if (passed) return true;
   // A rank that is still in that launch must not end it well: this rank's DMA engines may now bring

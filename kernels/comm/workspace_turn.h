@@ -53,10 +53,15 @@ struct WorkspaceTurn {
   /// before it, and the daemon with what it has sent, on several nodes. The word at one local rank
   /// by another.
   static constexpr std::uint64_t kLastAt = shm::kLocalRanksMax * WorkspaceHead::kLine;
-  /// On a GPU the next line says, to this rank alone, who has launched last (turn_gate.h).
-  static constexpr std::uint64_t kHeadBytes = kLastAt + WorkspaceHead::kLine;
-  MK_HOST_DEVICE std::uint32_t* left(std::uint32_t at, std::uint32_t by) const {
-    return reinterpret_cast<std::uint32_t*>(context.workspaces[at] + WorkspaceHead::kLine * by);
+  /// On a GPU the next line says, to this rank alone, who has launched last (turn_gate.h), and the
+  /// rail peers of several nodes follow.
+  static constexpr std::uint64_t kPeersAt = kLastAt + WorkspaceHead::kLine;
+  static constexpr std::uint64_t head_bytes(std::uint32_t nodes) {
+    return kPeersAt + (nodes > 1 ? nodes * sizeof(RailPeer) : 0);
+  }
+  MK_HOST_DEVICE static std::uint32_t* left(const RankContext& memory, std::uint32_t at,
+                                            std::uint32_t by) {
+    return reinterpret_cast<std::uint32_t*>(memory.workspaces[at] + WorkspaceHead::kLine * by);
   }
   /// The word in this rank's workspace where a local rank says what it has ended last.
   MK_HOST_DEVICE const std::uint32_t* finished(std::uint32_t sharer, std::uint32_t local) const {
@@ -92,6 +97,81 @@ MK_HOST_DEVICE inline bool await_ended(Executor& executor, WaitControl control, 
   return wait_flag(executor, control, site, totals, word(head.finished(local)), ended);
 }
 
+/// Threads that take a turn together: a CPU has one.
+struct SoleLane {
+  static constexpr std::uint32_t lane() { return 0; }
+  static constexpr std::uint32_t lanes() { return 1; }
+  static constexpr bool all(bool yes) { return yes; }
+};
+/// Deals 0 to count - 1 to the lanes: whether `pass` says so of each. No lane goes on before all.
+template <class Lanes, class Pass>
+MK_HOST_DEVICE inline bool pass_each(const Lanes& lanes, std::uint32_t count, Pass pass) {
+  bool passed = true;
+  for (std::uint32_t i = lanes.lane(); passed && i < count; i += lanes.lanes()) passed = pass(i);
+  return lanes.all(passed);
+}
+
+/// A turn of several nodes.
+struct RailTurn {
+  const RankContext& memory;  ///< WorkspaceTurn's
+  WaitControl control;        ///< with the word by which ranks in the last launch say they failed
+  std::uint32_t number;       ///< of turns, with this one
+  std::uint32_t sharer;       ///< whose it is
+  std::uint32_t note;         ///< in records of waits
+};
+
+/// Takes it, with all lanes. False: the launch has failed.
+template <class Executor, class Lanes>
+MK_HOST_DEVICE inline bool take_turn(Executor& executor, const Lanes& lanes, const RailTurn& turn,
+                                     WaitTotals& totals) {
+  const RankContext& memory = turn.memory;
+  const World& world = memory.world;
+  const auto site = [&](FlagKind kind, std::uint32_t rank, std::uint32_t index,
+                        std::uint32_t hops) {
+    WaitSite made;
+    made.role = Role::kCollect;
+    made.kind = kind;
+    made.rank = rank;
+    made.index[0] = index;
+    made.index[1] = turn.note;
+    made.hops = hops;
+    return made;
+  };
+  // The daemon has read all that this rank has sent from there: a local rank will write over it.
+  const bool sent = pass_each(lanes, memory.lane_count, [&](std::uint32_t lane) {
+    return wait_completed(executor, turn.control, memory, Role::kCollect, 0, lane,
+                          memory.lanes[lane].produced, totals);
+  });
+  if (!sent) return false;
+  pass_each(lanes, world.locals, [&](std::uint32_t local) {
+    shm::store_release(WorkspaceTurn::left(memory, local, world.local), turn.number);
+    return true;
+  });
+  const bool left = pass_each(lanes, world.locals, [&](std::uint32_t local) {
+    const std::uint32_t rank = world.node * world.locals + local;
+    return wait_flag(executor, turn.control, site(FlagKind::kFinished, rank, local, 1), totals,
+                     WorkspaceTurn::left(memory, world.local, local), turn.number);
+  });
+  if (!left) return false;
+  const auto tell_nodes = [&] {
+    ChunkSender<Executor> sender(executor, turn.control, memory, 0, totals);
+    for (std::uint32_t node = 0; node < world.nodes; ++node) {
+      if (node != world.node &&
+          !sender.add_flag(node, WorkspaceTurn::flag(world.node, turn.sharer), turn.number))
+        return false;
+    }
+    sender.commit();
+    return true;
+  };
+  if (!lanes.all(lanes.lane() != 0 || tell_nodes())) return false;
+  return pass_each(lanes, world.nodes, [&](std::uint32_t node) {
+    return node == world.node ||
+           wait_flag(executor, turn.control,
+                     site(FlagKind::kRelease, world.rail_peer(node), node, 1), totals,
+                     memory.arrival_flags + WorkspaceTurn::flag(node, turn.sharer), turn.number);
+  });
+}
+
 /// Before a launch's blocks, by one thread of an executor (comm/wait.h): takes the operator's turn,
 /// if the last launch was another's. False: the launch has failed.
 template <class Executor>
@@ -105,64 +185,18 @@ MK_HOST_DEVICE inline bool take_turn(Executor& executor, const Launch& launch, W
   turn.last = sharer + 1;
   if (before == 0) return true;  // nobody has ever been here
   ++turn.number;
-  const std::uint32_t other = before - 1;
-  WaitControl control = launch.control;
-  // A rank that failed in the last one's launch does not end it.
-  control.peer_failed = reinterpret_cast<const std::uint32_t*>(
-      turn.context.workspaces[world.local] + turn.words_at[other] + WorkspaceHead::failed());
-  const auto site = [&](FlagKind kind, std::uint32_t rank, std::uint32_t index,
-                        std::uint32_t hops) {
-    WaitSite made;
-    made.role = Role::kCollect;
-    made.kind = kind;
-    made.rank = rank;
-    made.index[0] = index;
-    made.index[1] = sharer;
-    made.hops = hops;
-    return made;
-  };
-  const auto await_local = [&](std::uint32_t local, const std::uint32_t* word,
-                               std::uint32_t wanted) {
-    const std::uint32_t rank = world.node * world.locals + local;
-    return wait_flag(executor, control, site(FlagKind::kFinished, rank, local, 1), totals, word,
-                     wanted);
-  };
+  const std::byte* const words = turn.context.workspaces[world.local] + turn.words_at[before - 1];
   if (world.nodes == 1) {
-    const std::byte* const words = turn.context.workspaces[world.local] + turn.words_at[other];
     for (std::uint32_t local = 0; local < world.locals; ++local) {
       if (!await_ended(executor, launch.control, world, words, local, sharer, totals)) return false;
     }
     return true;
   }
-  // The daemon has read all that this rank has sent from there: a local rank will write over it.
-  for (std::uint32_t lane = 0; lane < turn.context.lane_count; ++lane) {
-    if (!wait_completed(executor, control, turn.context, Role::kCollect, 0, lane,
-                        turn.context.lanes[lane].produced, totals))
-      return false;
-  }
-  shm::store_release_all(
-      world.locals, [&](std::uint32_t local) { return turn.left(local, world.local); },
-      turn.number);
-  for (std::uint32_t local = 0; local < world.locals; ++local) {
-    if (!await_local(local, turn.left(world.local, local), turn.number)) return false;
-  }
-  {
-    ChunkSender<Executor> sender(executor, control, turn.context, 0, totals);
-    for (std::uint32_t node = 0; node < world.nodes; ++node) {
-      if (node == world.node) continue;
-      if (!sender.add_flag(node, WorkspaceTurn::flag(world.node, sharer), turn.number))
-        return false;
-    }
-    sender.commit();
-  }
-  for (std::uint32_t node = 0; node < world.nodes; ++node) {
-    if (node == world.node) continue;
-    if (!wait_flag(executor, control, site(FlagKind::kRelease, world.rail_peer(node), node, 1),
-                   totals, turn.context.arrival_flags + WorkspaceTurn::flag(node, sharer),
-                   turn.number))
-      return false;
-  }
-  return true;
+  RailTurn over_nodes{turn.context, launch.control, turn.number, sharer, sharer};
+  // A rank that failed in the last one's launch does not end it.
+  over_nodes.control.peer_failed =
+      reinterpret_cast<const std::uint32_t*>(words + WorkspaceHead::failed());
+  return take_turn(executor, SoleLane{}, over_nodes, totals);
 }
 
 }  // namespace mk::kernels

@@ -5,8 +5,11 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstring>
 #include <functional>
+#include <map>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <thread>
@@ -31,6 +34,7 @@ constexpr std::uint64_t kMiB = 1 << 20;
 constexpr std::uint64_t kWords = 8 * kernels::kPage;
 /// Allocations come in granules; an operator has one, and its share of words.
 constexpr std::uint64_t kLittle = 4 * kMiB;
+constexpr std::uint32_t kFlags = 32;
 
 struct Rank {
   Session& session;
@@ -56,7 +60,7 @@ class Operator final : public MovingOperator {
                                           std::uint64_t words = kWords) {
     auto made = OperatorWorkspace::create(*rank.session.impl(), "fake",
                                           fmt::format("data={} words={}", data, words),
-                                          {words, data, words}, 0, own, Executor::kCuda);
+                                          {words, data, words}, kFlags, own, Executor::kCuda);
     EXPECT_TRUE(made) << made.error().message;
     return made ? std::make_unique<Operator>(std::move(*made), words) : nullptr;
   }
@@ -109,14 +113,19 @@ class Operator final : public MovingOperator {
   std::uint32_t ended_ = 0;
 };
 
-/// Ranks of one node, each a thread, on one GPU.
-void on_ranks(std::uint32_t locals, const std::function<void(Rank&)>& body) {
-  const auto cluster = cluster_of(1);
+struct Nodes {
+  std::uint32_t nodes, locals;
+};
+constexpr Nodes kWorlds[] = {{1, 2}, {2, 1}, {2, 2}};
+
+/// Ranks, each a thread, on one GPU. Between the nodes nothing is sent.
+void on_ranks(Nodes world, const std::function<void(Rank&)>& body) {
+  const auto cluster = cluster_of(world.nodes, "null");
   ASSERT_NE(nullptr, cluster);
   const auto driver =
       std::make_shared<gpu::test::FakeDriver>(std::make_shared<gpu::test::FakeMachine>());
-  for_ranks(locals, [&](std::uint32_t number) {
-    auto session = Session::attach(place(*cluster, locals, number, "gpu-workspace"));
+  for_ranks(world.nodes * world.locals, [&](std::uint32_t number) {
+    auto session = Session::attach(place(*cluster, world.locals, number, "gpu-workspace"));
     ASSERT_TRUE(session) << session.error().message;
     session->impl()->use_driver(driver);
     Rank rank{*session, *driver, number};
@@ -127,11 +136,11 @@ void on_ranks(std::uint32_t locals, const std::function<void(Rank&)>& body) {
 
 TEST(GpuWorkspace, FiveShapesNeedTheMemoryOfTheLargest) {
   std::vector<std::uint64_t> sizes = {8 * kMiB, 16 * kMiB, 32 * kMiB, 48 * kMiB, 64 * kMiB};
-  for (const std::uint32_t locals : {1u, 2u}) {
+  for (const Nodes world : {Nodes{1, 1}, {1, 2}, {2, 1}, {2, 2}}) {
     for (int order = 0; order < 3; ++order) {
       if (order == 1) std::ranges::reverse(sizes);
       if (order == 2) std::swap(sizes[0], sizes[3]);
-      on_ranks(locals, [&](Rank& rank) {
+      on_ranks(world, [&](Rank& rank) {
         std::vector<std::unique_ptr<Operator>> all;
         std::uint64_t largest = 0;
         for (const std::uint64_t size : sizes) {
@@ -157,7 +166,7 @@ TEST(GpuWorkspace, FiveShapesNeedTheMemoryOfTheLargest) {
 }
 
 TEST(GpuWorkspace, WordsThatDoNotFitEnlargeItToo) {
-  on_ranks(2, [](Rank& rank) {
+  on_ranks({1, 2}, [](Rank& rank) {
     const auto first = Operator::create(rank, kMiB, false, kMiB);
     const auto larger = Operator::create(rank, 8 * kMiB);
     ASSERT_TRUE(first && larger);
@@ -175,7 +184,7 @@ TEST(GpuWorkspace, WordsThatDoNotFitEnlargeItToo) {
 }
 
 TEST(GpuWorkspace, TheFirstNeedsNoTurnUntilOthersCome) {
-  on_ranks(2, [](Rank& rank) {
+  on_ranks({1, 2}, [](Rank& rank) {
     const auto first = Operator::create(rank, 4 * kMiB);
     const auto second = Operator::create(rank, kMiB);
     ASSERT_TRUE(first && second);
@@ -192,76 +201,132 @@ TEST(GpuWorkspace, TheFirstNeedsNoTurnUntilOthersCome) {
 // An operator that one rank holds stays on all: one that has not ended, that is in a graph, or
 // whose rows its caller reads. The others move.
 TEST(GpuWorkspace, WhoIsHeldStaysWhereItIs) {
-  on_ranks(2, [](Rank& rank) {
-    std::vector<std::unique_ptr<Operator>> all;
-    for (std::uint64_t i = 0; i < 6; ++i) {
-      all.push_back(Operator::create(rank, (6 - i) * kMiB));
-      ASSERT_NE(nullptr, all.back());
-    }
-    for (const auto& one : all) one->launch();
-    all[1]->capture();
-    all[2]->launch(/*ended=*/rank.number != 0);
-    all[3]->moves = rank.number != 1;
-    std::vector<const std::byte*> words;
-    for (const auto& one : all) words.push_back(one->words());
-    EXPECT_TRUE(rank.session.barrier());
-    const auto larger = Operator::create(rank, 9 * kMiB);
-    ASSERT_NE(nullptr, larger);
-    for (std::size_t i = 0; i < all.size(); ++i) {
-      const bool stays = i >= 1 && i <= 3;
-      EXPECT_EQ(stays ? 0 : 1, all[i]->moved) << i;
-      EXPECT_EQ(stays, all[i]->words() == words[i]) << i;
-      EXPECT_EQ(!stays, all[i]->data() == larger->data()) << i;
-      EXPECT_EQ(stays, all[i]->memory().has_launched()) << i;
-    }
-    EXPECT_NE(&all[1]->turn(), &larger->turn());
-    // The old memory goes with the last of them.
-    const std::uint64_t both = 16 * kMiB + 8 * kLittle;
-    rank.expect_bytes(both);
-    for (std::size_t i = 1; i <= 3; ++i) all[i].reset();
-    rank.expect_bytes(both - 5 * kMiB);
-  });
+  for (const Nodes world : kWorlds) {
+    on_ranks(world, [](Rank& rank) {
+      std::vector<std::unique_ptr<Operator>> all;
+      for (std::uint64_t i = 0; i < 6; ++i) {
+        all.push_back(Operator::create(rank, (6 - i) * kMiB));
+        ASSERT_NE(nullptr, all.back());
+      }
+      for (const auto& one : all) one->launch();
+      all[1]->capture();
+      all[2]->launch(/*ended=*/rank.number != 0);
+      all[3]->moves = rank.number != 1;
+      std::vector<const std::byte*> words;
+      for (const auto& one : all) words.push_back(one->words());
+      EXPECT_TRUE(rank.session.barrier());
+      const auto larger = Operator::create(rank, 9 * kMiB);
+      ASSERT_NE(nullptr, larger);
+      for (std::size_t i = 0; i < all.size(); ++i) {
+        const bool stays = i >= 1 && i <= 3;
+        EXPECT_EQ(stays ? 0 : 1, all[i]->moved) << i;
+        EXPECT_EQ(stays, all[i]->words() == words[i]) << i;
+        EXPECT_EQ(!stays, all[i]->data() == larger->data()) << i;
+        EXPECT_EQ(stays, all[i]->memory().has_launched()) << i;
+      }
+      EXPECT_NE(&all[1]->turn(), &larger->turn());
+      // The old memory goes with the last of them.
+      const std::uint64_t both = 16 * kMiB + 8 * kLittle;
+      rank.expect_bytes(both);
+      for (std::size_t i = 1; i <= 3; ++i) all[i].reset();
+      rank.expect_bytes(both - 5 * kMiB);
+    });
+  }
 }
 
 TEST(GpuWorkspace, OneRankThatCannotMoveRefusesOnAllAndMovesNobody) {
-  on_ranks(2, [](Rank& rank) {
-    const auto first = Operator::create(rank, kMiB);
-    const auto second = Operator::create(rank, 2 * kMiB);
-    ASSERT_TRUE(first && second);
-    EXPECT_EQ(1, first->moved);
-    second->can_prepare = rank.number == 0;
-    const std::byte* const words = second->words();
-    const auto refused =
-        OperatorWorkspace::create(*rank.session.impl(), "large", "large",
-                                  {kWords, 4 * kMiB, kWords}, 0, false, Executor::kCuda);
-    ASSERT_FALSE(refused);
-    EXPECT_NE(std::string::npos, refused.error().message.find("no kernels"));
-    EXPECT_EQ(1, second->stayed);
-    EXPECT_EQ(words, second->words());
-    second->can_prepare = true;
-    const auto larger = Operator::create(rank, 4 * kMiB);
-    ASSERT_NE(nullptr, larger);
-    EXPECT_EQ(larger->data(), second->data());
-    rank.expect_bytes(4 * kMiB + 4 * kLittle);
-  });
+  for (const Nodes world : kWorlds) {
+    on_ranks(world, [](Rank& rank) {
+      const auto first = Operator::create(rank, kMiB);
+      const auto second = Operator::create(rank, 2 * kMiB);
+      ASSERT_TRUE(first && second);
+      EXPECT_EQ(1, first->moved);
+      second->can_prepare = rank.number == 0;
+      const std::byte* const words = second->words();
+      const auto refused =
+          OperatorWorkspace::create(*rank.session.impl(), "large", "large",
+                                    {kWords, 4 * kMiB, kWords}, kFlags, false, Executor::kCuda);
+      ASSERT_FALSE(refused);
+      EXPECT_NE(std::string::npos, refused.error().message.find("no kernels"));
+      EXPECT_EQ(1, second->stayed);
+      EXPECT_EQ(words, second->words());
+      second->can_prepare = true;
+      const auto larger = Operator::create(rank, 4 * kMiB);
+      ASSERT_NE(nullptr, larger);
+      EXPECT_EQ(larger->data(), second->data());
+      rank.expect_bytes(4 * kMiB + 4 * kLittle);
+    });
+  }
 }
 
 TEST(GpuWorkspace, WhoWantsItsOwnSharesWithNoneAndTakesNoTurns) {
-  on_ranks(2, [](Rank& rank) {
-    const auto own = Operator::create(rank, kMiB, true);
+  for (const Nodes world : kWorlds) {
+    on_ranks(world, [](Rank& rank) {
+      const auto own = Operator::create(rank, kMiB, true);
+      const auto first = Operator::create(rank, kMiB);
+      const auto larger = Operator::create(rank, 2 * kMiB);
+      ASSERT_TRUE(own && first && larger);
+      EXPECT_EQ(nullptr, own->context().shared);
+      EXPECT_NE(own->data(), first->data());
+      EXPECT_EQ(first->data(), larger->data());
+      EXPECT_TRUE(own->memory().claim());
+      EXPECT_EQ(0, own->moved);
+    });
+  }
+}
+
+// Kernels count from their operator's words, and commands go by the memory's handles. The old flags
+// of one that moves show old epochs: it has new ones, and its rail peers know them.
+TEST(GpuWorkspace, OverNodesOperatorsKnowWhereTheyAreAtTheirRailPeers) {
+  std::mutex mutex;
+  std::map<std::pair<std::uint32_t, std::string>, std::uint32_t> flags_of;
+  on_ranks({2, 2}, [&](Rank& rank) {
     const auto first = Operator::create(rank, kMiB);
+    const auto second = Operator::create(rank, kMiB / 2);
+    ASSERT_TRUE(first && second);
+    const std::uint32_t old_flags = first->context().flag_base;
+    for (Operator* const one : {first.get(), second.get()}) one->launch();
+    EXPECT_TRUE(rank.session.barrier());
     const auto larger = Operator::create(rank, 2 * kMiB);
-    ASSERT_TRUE(own && first && larger);
-    EXPECT_EQ(nullptr, own->context().shared);
-    EXPECT_NE(own->data(), first->data());
-    EXPECT_EQ(first->data(), larger->data());
-    EXPECT_TRUE(own->memory().claim());
-    EXPECT_EQ(0, own->moved);
+    ASSERT_NE(nullptr, larger);
+    EXPECT_EQ(1, first->moved);
+    EXPECT_NE(old_flags, first->context().flag_base);
+    const std::pair<const char*, Operator*> all[] = {
+        {"first", first.get()}, {"second", second.get()}, {"larger", larger.get()}};
+    {
+      std::lock_guard lock(mutex);
+      flags_of[{rank.number, "turns"}] = first->turn().context.flag_base;
+      for (const auto& [name, one] : all) flags_of[{rank.number, name}] = one->context().flag_base;
+    }
+    EXPECT_TRUE(rank.session.barrier());
+    const RankContext& memory = first->turn().context;
+    const std::uint32_t node = 1 - memory.world.node;
+    const std::uint32_t peer = memory.world.rail_peer(node);
+    for (const auto& [name, one] : all) {
+      const RankContext& context = one->context();
+      EXPECT_EQ(&first->turn(), &one->turn()) << name;
+      EXPECT_EQ(memory.workspace_handle, context.workspace_handle) << name;
+      const kernels::RailPeer& there = context.rail_peers[node];
+      EXPECT_EQ(peer, there.rank) << name;
+      EXPECT_EQ(memory.rail_peers[node].workspace_handle, there.workspace_handle) << name;
+      EXPECT_EQ(context.shared->at, there.begin) << name;
+      EXPECT_EQ(memory.workspaces[memory.world.local] + there.begin, one->words()) << name;
+      std::lock_guard lock(mutex);
+      EXPECT_EQ((flags_of[{peer, name}]), there.flag_base) << name;
+    }
+    // The kernel of turns finds its rail peers in the memory.
+    kernels::RailPeer told[2];
+    std::memcpy(told, memory.workspaces[memory.world.local] + WorkspaceTurn::kPeersAt, sizeof told);
+    EXPECT_EQ(peer, told[node].rank);
+    EXPECT_EQ(memory.rail_peers[node].workspace_handle, told[node].workspace_handle);
+    EXPECT_GE(memory.flag_count, WorkspaceTurn::flags(2));
+    std::lock_guard lock(mutex);
+    EXPECT_EQ((flags_of[{peer, "turns"}]), told[node].flag_base);
   });
 }
 
 TEST(GpuWorkspace, NobodyJoinsAfterAFailure) {
-  on_ranks(2, [](Rank& rank) {
+  on_ranks({1, 2}, [](Rank& rank) {
     const auto first = Operator::create(rank, kMiB);
     const auto second = Operator::create(rank, kMiB / 2);
     ASSERT_TRUE(first && second);

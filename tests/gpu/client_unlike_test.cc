@@ -230,19 +230,24 @@ INSTANTIATE_TEST_SUITE_P(Worlds, UnlikeGpu,
                          testing::Values(EmbeddedWorld{1, 1, "loopback", DataType::kBf16},
                                          EmbeddedWorld{1, 2, "loopback", DataType::kBf16},
                                          EmbeddedWorld{1, 4, "loopback", DataType::kBf16},
-                                         EmbeddedWorld{2, 2, "loopback", DataType::kBf16}),
+                                         EmbeddedWorld{2, 1, "loopback", DataType::kBf16},
+                                         EmbeddedWorld{2, 2, "loopback", DataType::kBf16},
+                                         EmbeddedWorld{3, 1, "loopback", DataType::kF16}),
                          name_of_world);
 
+class UnlikeGpuMemory : public testing::TestWithParam<EmbeddedWorld> {};
+
 // 64 layers of five shapes, in both orders: what the largest takes, and little.
-TEST(UnlikeGpuMemory, FiveShapesNeedTheMemoryOfTheLargest) {
+TEST_P(UnlikeGpuMemory, FiveShapesNeedTheMemoryOfTheLargest) {
   if (test::device_count() == 0) GTEST_SKIP() << "no GPU";
   for (const bool largest_first : {false, true}) {
-    constexpr std::uint32_t kLocals = 2;
-    const auto cluster = cluster_of(1);
+    const auto [nodes, locals, fabric, type] = GetParam();
+    const auto cluster = cluster_of(nodes, fabric);
     ASSERT_NE(nullptr, cluster);
-    for_ranks(kLocals, [&](std::uint32_t number) {
+    const std::uint32_t world = nodes * locals;
+    for_ranks(world, [&, locals = locals](std::uint32_t number) {
       test::require(cudaSetDevice(device_of(number)), "device");
-      auto session = Session::attach(place(*cluster, kLocals, number, "layers"));
+      auto session = Session::attach(place(*cluster, locals, number, "layers"));
       ASSERT_TRUE(session) << session.error().message;
       std::vector<std::uint64_t> rows = {1024, 2048, 3072, 4096, 6144};
       if (largest_first) std::ranges::reverse(rows);
@@ -268,7 +273,8 @@ TEST(UnlikeGpuMemory, FiveShapesNeedTheMemoryOfTheLargest) {
         return total - free;
       };
       const std::size_t before = used();
-      const int ranks_here = (kLocals + test::device_count() - 1) / test::device_count();
+      const int ranks_here =
+          (static_cast<int>(world) + test::device_count() - 1) / test::device_count();
       std::vector<GemmAllReduce> layers;
       std::uint64_t largest = 0;
       std::uint64_t sum = 0;
@@ -292,6 +298,12 @@ TEST(UnlikeGpuMemory, FiveShapesNeedTheMemoryOfTheLargest) {
     });
   }
 }
+
+INSTANTIATE_TEST_SUITE_P(Worlds, UnlikeGpuMemory,
+                         testing::Values(EmbeddedWorld{1, 2, "loopback", DataType::kBf16},
+                                         EmbeddedWorld{2, 1, "loopback", DataType::kBf16},
+                                         EmbeddedWorld{2, 2, "loopback", DataType::kBf16}),
+                         name_of_world);
 
 }  // namespace
 }  // namespace mk

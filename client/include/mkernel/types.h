@@ -189,11 +189,10 @@ struct Tuning {
   /// kUnsupported. It has no effect on operators that add no partial sums. Ranks may differ.
   bool count_nonfinite = false;
   /// Operators of a session that are created alike share one workspace, and with it their epochs
-  /// and traces (but for MoE Dispatch). Unlike ones share its data, too, but for GPUs on several
-  /// nodes: it is as large as the largest needs. They take turns, so all ranks launch them in one
-  /// order, and no rank launches while one is created. A failed launch breaks all that share. True:
-  /// this one shares with none. So a shard or a result may stay in it. If one rank sets it, no
-  /// rank's shares.
+  /// and traces (but for MoE Dispatch). Unlike ones share its data, too: it is as large as the
+  /// largest needs. They take turns, so all ranks launch them in one order, and no rank launches
+  /// while one is created. A failed launch breaks all that share. True: this one shares with none.
+  /// So a shard or a result may stay in it. If one rank sets it, no rank's shares.
   bool own_workspace = false;
   /// GEMM+AllReduce over three nodes or more; elsewhere kTwoShot is refused, or of no effect. The
   /// same on all ranks; the bits of the result do not depend on it.

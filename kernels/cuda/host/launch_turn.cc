@@ -22,10 +22,11 @@ cudaError_t LaunchTurn::start(const RankContext& context, const Launch& launch,
   if (context.shared == nullptr) return cudaSuccess;
   share_ = *context.shared;
   TurnGate& gate = arguments_.gate;
-  gate.world = context.world;
+  gate.memory = share_.turn->context;
+  gate.memory.rail_peers = reinterpret_cast<const RailPeer*>(
+      gate.memory.workspaces[context.world.local] + WorkspaceTurn::kPeersAt);
   gate.words_at = share_.at;
-  for (std::uint32_t local = 0; local < context.world.locals; ++local)
-    gate.memories[local] = context.workspaces[local] - share_.at;
+  gate.sharer = share_.sharer;
   gate.control = launch.control;
   // No poller runs yet.
   gate.control.session_abort = frame.host.aborts[0];
@@ -45,13 +46,15 @@ cudaError_t LaunchTurn::put_on(cudaStream_t stream) {
   turn.capture = capture;
   if (capture != 0) turn.captured = turn.in_graph[share_.sharer] = true;
   ++turn.queued[share_.sharer];
-  // A rank that is alone on its node has its stream's order.
-  if (same || arguments_.gate.world.locals == 1) return cudaSuccess;
+  // A rank that is alone has its stream's order.
+  if (same || arguments_.gate.memory.world.size() == 1) return cudaSuccess;
   return launch_turn(arguments_, stream);
 }
 
 void LaunchTurn::explain(const WaitRecord& record, Error& error) const {
-  if (share_.turn == nullptr || record.site.kind != FlagKind::kFinished) return;
+  const FlagKind kind = record.site.kind;
+  if (share_.turn == nullptr || record.site.role != Role::kCollect) return;
+  if (kind != FlagKind::kFinished && kind != FlagKind::kRelease) return;
   const WorkspaceTurn& turn = *share_.turn;
   for (std::uint32_t other = 0; other < kSharersMax && turn.names[other] != nullptr; ++other) {
     if (TurnGate::note_of(turn.words_at[other]) != record.site.index[1]) continue;

@@ -22,7 +22,9 @@ class LaunchTurn {
   /// Before the launch is put on the stream.
   cudaError_t put_on(cudaStream_t stream);
   /// Whether a local rank's later launch may fail and yet write where this one reads.
-  bool heeds_peers() const { return share_.turn != nullptr && arguments_.gate.world.locals > 1; }
+  bool heeds_peers() const {
+    return share_.turn != nullptr && arguments_.gate.memory.world.locals > 1;
+  }
   /// To a failure of a launch: for whom it waited, if it failed before its turn.
   void explain(const WaitRecord& record, Error& error) const;
 

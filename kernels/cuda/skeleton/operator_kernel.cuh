@@ -153,8 +153,8 @@ __device__ __forceinline__ void prefetch_lane(const FrameArguments& frame, std::
   constexpr std::uint32_t kWords = sizeof(shm::RingProducer) / sizeof(std::uint64_t);
   // The rail peers of so many nodes, by lines of the cache.
   constexpr std::uint32_t kPeersOfLine = 128 / sizeof(RailPeer);
-  constexpr std::uint32_t kPeersNear = 2;
-  static_assert(kPeersNear * kPeersOfLine <= shm::kNodesMax && sizeof(RailPeer) == 8);
+  constexpr std::uint32_t kPeersNear = 4;
+  static_assert(kPeersNear * kPeersOfLine <= shm::kNodesMax && sizeof(RailPeer) == 16);
   if (thread < kWords) {
     const shm::RingProducer* lane = &frame.state->lanes[index];
     ptx::prefetch_word(reinterpret_cast<const std::uint64_t*>(lane) + thread);

@@ -12,8 +12,13 @@ struct TurnLane {
 
   __device__ static std::uint32_t lane() { return threadIdx.x; }
   __device__ static std::uint32_t lanes() { return kLanes; }
-  __device__ static bool all(bool yes) { return __all_sync(0xffffffffu, yes) != 0; }
+  __device__ static bool all(bool yes) {
+    const bool said = __all_sync(0xffffffffu, yes) != 0;
+    __syncwarp();  // a vote orders no memory
+    return said;
+  }
   __device__ static std::uint64_t now_ns() { return ptx::now_ns(); }
+  __device__ static std::uint32_t commit_time_ns() { return 0; }  // as RoleExecutor's
   __device__ static bool pause(std::uint32_t attempt) { return look_at_clock(attempt); }
   /// As a launch's poller does (poller.cuh).
   __device__ void waits(bool) const {

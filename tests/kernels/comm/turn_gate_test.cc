@@ -43,8 +43,8 @@ class Gate : public testing::Test {
  protected:
   Gate() : memory_(kLocals, std::vector<std::uint64_t>(kBytes / 8)) {
     for (std::uint32_t local = 0; local < kLocals; ++local)
-      gate_.memories[local] = reinterpret_cast<std::byte*>(memory_[local].data());
-    gate_.world = {1, kLocals, 0, 1};
+      gate_.memory.workspaces[local] = reinterpret_cast<std::byte*>(memory_[local].data());
+    gate_.memory.world = {1, kLocals, 0, 1};
     gate_.words_at = kSecond;
     gate_.control.stop = &local_.stop;
     gate_.control.record = &local_.failure;
@@ -53,7 +53,7 @@ class Gate : public testing::Test {
     *gate_.last() = kFirst;
   }
   std::uint32_t& finished(std::uint64_t words, std::uint32_t local) {
-    return *reinterpret_cast<std::uint32_t*>(gate_.memories[1] + words +
+    return *reinterpret_cast<std::uint32_t*>(gate_.memory.workspaces[1] + words +
                                              WorkspaceHead{kLocals}.finished(local));
   }
   std::uint32_t failed(std::uint32_t local, std::uint64_t words) {
@@ -135,7 +135,7 @@ TEST_F(Gate, EndsAtItsDeadlineAndEndsWhoIsLate) {
   EXPECT_EQ(TurnGate::note_of(kFirst), local_.failure.site.index[1]);
   // The late rank's launch must not end well: this one's copies may come.
   for (std::uint32_t local = 0; local < kLocals; ++local)
-    EXPECT_EQ(gate_.world.rank() + 1, failed(local, kFirst));
+    EXPECT_EQ(gate_.memory.world.rank() + 1, failed(local, kFirst));
 }
 
 TEST_F(Gate, HearsThatTheSessionEnds) {

@@ -34,7 +34,7 @@ struct TurnOptions {
   std::uint64_t seed = 1;
   Fault fault = Fault::kNone;
   bool immediates = false;
-  bool gate = false;  ///< of one node: as on a GPU
+  bool gate = false;  ///< as on a GPU
 };
 
 /// A turn's kernel with one lane.
@@ -78,7 +78,7 @@ class TurnSimulation {
 
  private:
   static constexpr std::uint64_t kData = (1 + kOperators) * kPage;
-  static_assert(WorkspaceTurn::kHeadBytes <= kPage);
+  static_assert(WorkspaceTurn::head_bytes(3) <= kPage);
 
   struct Rank {
     WorkspaceTurn turn;
@@ -134,6 +134,11 @@ class TurnSimulation {
                            rank.turn.context.world.rank(), what, writer, word);
     }
   }
+  std::uint32_t turns(const Rank& rank) const {
+    TurnGate gate;
+    gate.memory = rank.turn.context;
+    return options_.gate ? *gate.turns() : rank.turn.number;
+  }
   void forge(Rank& rank, std::uint32_t op) {
     const WorkspaceTurn& turn = rank.turn;
     const World& world = turn.context.world;
@@ -143,12 +148,12 @@ class TurnSimulation {
       for (std::uint32_t local = 0; local < world.locals; ++local) {
         *const_cast<std::uint32_t*>(turn.finished(before, local)) =
             *turn.finished(before, world.local);
-        *turn.left(world.local, local) = turn.number + 1;
+        *WorkspaceTurn::left(turn.context, world.local, local) = turns(rank) + 1;
       }
     }
     if (options_.fault == Fault::kRails) {
       for (std::uint32_t node = 0; node < world.nodes; ++node)
-        turn.context.arrival_flags[WorkspaceTurn::flag(node, op)] = turn.number + 1;
+        turn.context.arrival_flags[WorkspaceTurn::flag(node, op)] = turns(rank) + 1;
     }
   }
 
@@ -165,9 +170,9 @@ class TurnSimulation {
     GateExecutor executor(fibers_, now_ns_, parts);
     if (!options_.gate) return take_turn(executor, launch, rank.turn, totals);
     TurnGate gate;
-    gate.world = rank.turn.context.world;
-    std::copy_n(rank.turn.context.workspaces, gate.world.locals, gate.memories);
-    gate.words_at = words_at(launch.context.shared->sharer);
+    gate.memory = rank.turn.context;
+    gate.sharer = launch.context.shared->sharer;
+    gate.words_at = words_at(gate.sharer);
     gate.control = launch.control;
     return take_turn(executor, gate, totals);
   }
@@ -261,8 +266,9 @@ constexpr std::uint64_t kSeeds = 300;
 
 std::vector<TurnOptions> worlds() {
   std::vector<TurnOptions> all = {{1, 2}, {1, 3}, {2, 1}, {2, 2}, {3, 1}, {3, 2}};
-  for (const std::uint32_t locals : {2u, 3u, 4u})
-    all.push_back({.nodes = 1, .locals = locals, .gate = true});
+  for (const auto& [nodes, locals] :
+       {std::pair{1u, 2u}, {1u, 3u}, {1u, 4u}, {2u, 1u}, {2u, 2u}, {3u, 1u}, {3u, 2u}})
+    all.push_back({.nodes = nodes, .locals = locals, .gate = true});
   return all;
 }
 
@@ -298,8 +304,11 @@ TEST(WorkspaceTurn, ATurnThatDoesNotAwaitTheNodeIsSeen) {
   }
 }
 TEST(WorkspaceTurn, ATurnThatDoesNotAwaitTheOtherNodesIsSeen) {
-  for (const auto& [nodes, locals] : {std::pair{2u, 1u}, {2u, 2u}, {3u, 1u}})
-    EXPECT_GT(seeds_wrong({nodes, locals, 1, Fault::kRails}), 0) << nodes << " x " << locals;
+  for (TurnOptions options : worlds()) {
+    if (options.nodes == 1) continue;
+    options.fault = Fault::kRails;
+    EXPECT_GT(seeds_wrong(options), 0) << options.nodes << " x " << options.locals;
+  }
 }
 
 }  // namespace
