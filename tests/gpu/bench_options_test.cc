@@ -7,6 +7,8 @@
 #include <tuple>
 #include <vector>
 
+#include "tests/gpu/exchange.h"
+
 namespace mk::test {
 namespace {
 
@@ -121,6 +123,19 @@ TEST(BenchOptions, AFileThatCannotBeWrittenIsSaidSo) {
   EXPECT_EQ(nlohmann::ordered_json::parse(file)["rows"], 1);
   options.json = testing::TempDir() + "/there is no such folder/f.json";
   EXPECT_FALSE(write(options, {{"rows", 1}}));
+}
+
+// Two tensors of 96K rows, 16 heads and 16 batches over two ranks would be 1536 commands of 4 MiB.
+TEST(ParcelChunks, AllOfThemFitIntoARing) {
+  constexpr std::uint32_t kLeast = 4 << 20;
+  for (const std::uint64_t rows : {6u << 10, 48u << 10, 96u << 10, 192u << 10}) {
+    for (const std::uint32_t parcels : {2u, 32u, 64u}) {
+      const std::uint64_t bytes = 2 * 16 * rows / 2 * 16 * 128 * 2 / parcels;
+      const std::uint32_t chunk = parcel_chunk_bytes(parcels * bytes, parcels, kLeast);
+      EXPECT_LE(parcels * chunks_of(bytes, chunk), 1024u) << rows << " rows, " << parcels;
+      EXPECT_EQ(chunk, rows > 48 << 10 ? rows / (48 << 10) * kLeast : kLeast);
+    }
+  }
 }
 
 }  // namespace

@@ -5,6 +5,8 @@
 #include <cuda_runtime_api.h>
 
 #include <cstdint>
+#include <functional>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -36,6 +38,8 @@ class BenchWorld {
   std::unique_ptr<Nccl> nccl;            ///< null: one rank
   std::vector<cudaStream_t> streams;
   std::unique_ptr<Stopwatch> stopwatch;
+  /// For a launch that does not end: the lines that tell of each operator's ranks.
+  std::map<const void*, std::function<std::string()>> watched;
 
  private:
   int members_ = 0;
@@ -55,6 +59,16 @@ class BenchMemory {
   BenchWorld& world_;
   std::vector<DeviceMemory> workspaces_;  ///< of one node
 };
+
+/// `ops`, the ranks' of an operator, into BenchWorld::watched.
+template <class Op>
+void watch(BenchWorld& world, const std::vector<std::unique_ptr<Op>>& ops) {
+  world.watched[&ops] = [&ops] {
+    std::string lines;
+    for (const auto& op : ops) lines += op->progress() + "\n";
+    return lines;
+  };
+}
 
 inline BenchWorld& world_of(void* world) { return *static_cast<BenchWorld*>(world); }
 void current(std::uint32_t rank);

@@ -23,7 +23,9 @@ __global__ void post_kernel(shm::RingProducer* lane, shm::Command command, Parce
     command.src_offset = parcel.source + at;
     command.dst_offset = parcel.target + at;
     while (!ring.try_push(command)) {
-      if (kernels::cuda::ptx::now_ns() > end_ns) return;
+      if (kernels::cuda::ptx::now_ns() <= end_ns) continue;
+      *lane = ring;  // those that went are counted
+      return;
     }
     ++command.flag_index;
   }

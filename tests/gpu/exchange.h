@@ -8,6 +8,7 @@
 #include <cstdint>
 
 #include "kernels/comm/rank_context.h"
+#include "shm/limits.h"
 
 namespace mk::test {
 
@@ -21,6 +22,18 @@ struct Parcel {
 };
 constexpr std::uint32_t chunks_of(std::uint64_t bytes, std::uint32_t chunk_bytes = 1 << 20) {
   return static_cast<std::uint32_t>((bytes + chunk_bytes - 1) / chunk_bytes);
+}
+
+/// The chunks, no smaller than `least`, of `count` parcels with `total` bytes. They fit into a
+/// command ring together. So their sender ends even when the daemon is held up, as it is while CUDA
+/// loads a kernel, which may wait for an idle GPU.
+constexpr std::uint32_t parcel_chunk_bytes(std::uint64_t total, std::uint32_t count,
+                                           std::uint32_t least) {
+  // Each parcel's last chunk may be a small one.
+  const std::uint32_t chunks = shm::kRingSlotsDefault > count ? shm::kRingSlotsDefault - count : 1;
+  std::uint32_t bytes = least;
+  while (bytes < shm::kCommandPayloadBytesMax && chunks_of(total, bytes) > chunks) bytes *= 2;
+  return bytes;
 }
 
 /// Puts commands for the parcel's chunks into the rank's first lane; ends without them after

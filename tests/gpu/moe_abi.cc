@@ -32,6 +32,7 @@ struct Ranks {
       MK_ASSIGN_OR_RETURN(auto op, Op::create(plan, memory->contexts[r], options));
       ops.push_back(std::move(op));
     }
+    watch(world, ops);
     return {};
   }
   Status finish(const BenchWorld& world, MkMoeStats* by_rank) {
@@ -52,6 +53,8 @@ class Layer {
  public:
   explicit Layer(BenchWorld& world) : world_(world) {}
   ~Layer() {
+    world_.watched.erase(&first_.ops);
+    world_.watched.erase(&second_.ops);
     for (std::uint32_t r = 0; r < world_.size(); ++r) {
       current(r);
       cudaStreamSynchronize(world_.streams[r]);

@@ -21,6 +21,7 @@ class Ring {
  public:
   explicit Ring(BenchWorld& world_in) : world(world_in) {}
   ~Ring() {
+    world.watched.erase(&ops);
     for (std::uint32_t r = 0; r < ops.size(); ++r) {
       current(r);
       cudaStreamSynchronize(world.streams[r]);
@@ -58,6 +59,7 @@ class Ring {
                           kernels::RingAttentionCuda::create(plan, memory_->contexts[r], options));
       ops.push_back(std::move(op));
     }
+    watch(world, ops);
     current(0);
     return {};
   }

@@ -261,7 +261,7 @@ class Ranks:
     def first_us(self, name):
         """Microseconds of a launch that follows another one of the side; of its first one where that takes long."""
         if self.flops > LONG_FLOPS:
-            return self.first.get(name) or self.world.time(self.sides[name])
+            return self.first.get(name) or self.world.time(self.sides[name], False)
         self.world.time(self.sides[name], False)
         return self.world.time(self.sides[name])
 

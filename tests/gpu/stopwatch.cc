@@ -107,7 +107,7 @@ void Stopwatch::time(const std::function<void()>& queue, int launches, Timing& t
   timing.by_rank.resize(streams_.size());
   for (std::size_t r = 0; r < streams_.size(); ++r) {
     make_current(streams_[r]);
-    await(streams_[r].stream);
+    await(r);
     float ms = 0;
     require(cudaEventElapsedTime(&ms, begin_[r], end_[r]), "event");
     const double us = ms * 1e3 / launches;
@@ -118,13 +118,19 @@ void Stopwatch::time(const std::function<void()>& queue, int launches, Timing& t
 }
 
 /// Ends the process, with how far everybody has come, when a launch does not end.
-void Stopwatch::await(cudaStream_t stream) {
+void Stopwatch::await(std::size_t index) {
   constexpr std::chrono::seconds kLong{10};
   const auto begin = Clock::now();
   cudaError_t state = cudaSuccess;
-  while ((state = cudaStreamQuery(stream)) == cudaErrorNotReady) {
+  while ((state = cudaStreamQuery(streams_[index].stream)) == cudaErrorNotReady) {
     if (Clock::now() - begin < kLong) continue;
+    fmt::print(stderr,
+               "what stream {} on GPU {} was given has not ended after {} s: a kernel waits there "
+               "for a peer or a daemon, or the work takes longer; run fewer rows, or each side "
+               "alone, to see which it is\n",
+               index, streams_[index].device, kLong.count());
     tell_();
+    std::fflush(nullptr);
     std::_Exit(1);
   }
   require(state, "launch");

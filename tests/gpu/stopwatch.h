@@ -4,6 +4,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include <cstddef>
 #include <functional>
 #include <vector>
 
@@ -56,7 +57,7 @@ class Stopwatch {
  private:
   /// Waits for what `queue` queues between the events, of which each rank has `launches`.
   void time(const std::function<void()>& queue, int launches, Timing& timing, bool held);
-  void await(cudaStream_t stream);
+  void await(std::size_t index);
 
   std::vector<TimedStream> streams_;
   std::function<void()> tell_;

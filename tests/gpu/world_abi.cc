@@ -1,5 +1,7 @@
 #include "tests/gpu/world_abi.h"
 
+#include <fmt/format.h>
+
 #include <string>
 #include <vector>
 
@@ -38,7 +40,9 @@ BenchWorld::BenchWorld(const MkWorldSetup& setup) : nodes(setup.nodes), locals(s
     streams.push_back(stream);
     timed.push_back({devices[r], stream});
   }
-  stopwatch = std::make_unique<Stopwatch>(std::move(timed), [] {});
+  stopwatch = std::make_unique<Stopwatch>(std::move(timed), [this] {
+    for (const auto& [operators, progress] : watched) fmt::print(stderr, "{}", progress());
+  });
   if (size() > 1) nccl = Nccl::load(devices);
   current(0);
 }
@@ -78,7 +82,7 @@ BenchMemory::~BenchMemory() { world_.leave(); }
 
 namespace {
 
-constexpr std::uint32_t kChunkBytes = 4 << 20;  ///< of a parcel
+constexpr std::uint32_t kChunkBytes = 4 << 20;  ///< of a parcel, at least
 constexpr std::uint64_t kFirstByte = 1 << 16;   ///< of rail memory; before it lies its head
 constexpr std::uint32_t kRailFlags = 4096;
 constexpr std::uint64_t kElementBytes = 2;
@@ -91,6 +95,11 @@ class Rails {
       missed.emplace_back(sizeof(std::uint32_t), static_cast<int>(r));
       current(r);
       require(cudaMemset(missed[r].data(), 0, sizeof(std::uint32_t)), "missed");
+      // CUDA loads a kernel at its first launch, and may wait for an idle GPU to do so. Beside a
+      // kernel that waits for a daemon of this process, that would be for each other.
+      post(context(r), 1 - r / world.locals, {}, 0, world.streams[r]);
+      await_flags(context(r), 0, 0, 0, missed_of(r), world.streams[r]);
+      require(cudaStreamSynchronize(world.streams[r]), "rails");
     }
     current(0);
   }
@@ -111,6 +120,12 @@ class Rails {
 };
 
 Rails& rails_of(void* rails) { return *static_cast<Rails*>(rails); }
+
+std::uint32_t chunk_bytes_of(const MkRailsParcel* parcels, std::uint32_t count) {
+  std::uint64_t bytes = 0;
+  for (std::uint32_t i = 0; i < count; ++i) bytes += parcels[i].bytes;
+  return parcel_chunk_bytes(bytes, count, kChunkBytes);
+}
 
 }  // namespace
 }  // namespace mk::test
@@ -182,6 +197,7 @@ void mk_rails_send(void* rails, std::uint32_t rank, const MkRailsParcel* parcels
                    std::uint32_t count, void* stream) {
   Rails& it = rails_of(rails);
   current(rank);
+  const std::uint32_t chunk_bytes = chunk_bytes_of(parcels, count);
   std::uint32_t flag = 0;
   for (std::uint32_t i = 0; i < count; ++i) {
     Parcel parcel;
@@ -189,9 +205,9 @@ void mk_rails_send(void* rails, std::uint32_t rank, const MkRailsParcel* parcels
     parcel.target = kFirstByte + parcels[i].target;
     parcel.bytes = parcels[i].bytes;
     parcel.first_flag = flag;
-    parcel.chunk_bytes = kChunkBytes;
+    parcel.chunk_bytes = chunk_bytes;
     post(it.context(rank), 1 - rank / it.world.locals, parcel, it.epoch, stream_of(stream));
-    flag += chunks_of(parcels[i].bytes, kChunkBytes);
+    flag += chunks_of(parcels[i].bytes, chunk_bytes);
   }
   current(0);
 }
@@ -200,8 +216,9 @@ void mk_rails_await(void* rails, std::uint32_t rank, const MkRailsParcel* parcel
                     std::uint32_t count, void* stream) {
   Rails& it = rails_of(rails);
   current(rank);
+  const std::uint32_t chunk_bytes = chunk_bytes_of(parcels, count);
   std::uint32_t flags = 0;
-  for (std::uint32_t i = 0; i < count; ++i) flags += chunks_of(parcels[i].bytes, kChunkBytes);
+  for (std::uint32_t i = 0; i < count; ++i) flags += chunks_of(parcels[i].bytes, chunk_bytes);
   await_flags(it.context(rank), 0, flags, it.epoch, it.missed_of(rank), stream_of(stream));
   current(0);
 }
