@@ -123,6 +123,8 @@ Timeline predict_on_cluster(const Problem& problem, const Machine& machine,
     const double longest = std::max({time.compute, time.local, time.network, time.passed});
     double begun = problem.nodes > 1 ? machine.network_latency_us : 0;
     if (problem.op == Op::kMoe) begun += expert_terms(problem, machine, candidate).before;
+    // Chunks are shown side by side, by those who bring or sum them.
+    if (problem.op != Op::kRing) begun += work->steps * machine.chunk_flag_us;
     time.wait = ordered_us(problem, machine, candidate, *work, time) - begun - longest;
     if (problem.op == Op::kCombine) time.wait -= time.sums;
     time.total += time.wait;

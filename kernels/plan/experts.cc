@@ -81,13 +81,11 @@ ExpertTerms combine_terms(const Problem& problem, const Machine& machine,
   const double any = 1 - std::pow(1 - 1.0 / problem.nodes, problem.experts.top_k);
   const double of_token = problem.experts.top_k;
   const double summed = (tokens * (of_token + 1) + 3 * tokens * any * other_nodes) * row_bytes;
-  const double sent = tokens * other_nodes * (of_token / problem.nodes + 2 * any) * row_bytes;
   const double streams = std::max(1u, candidate.stream_warpgroups);
   ExpertTerms terms;
   terms.before = kIndexUs + kIndexRowUs * tokens * of_token / streams;
   terms.sum_gb_s = std::min(streams * kSumRowsGbS, machine.hbm_gb_s);
   terms.local = us(expert_link_bytes(problem), machine.link_gb_s);
-  terms.sent_sums = us(sent, terms.sum_gb_s);
   if (problem.nodes > 1) {
     // Tokens of a step are summed when all of its rows are there: the last one's after the product.
     terms.sums = us(summed, terms.sum_gb_s);

@@ -15,11 +15,10 @@ struct ExpertTerms {
   double passed = 0;     ///< tokens from other nodes to the node's others
   double sums = 0;       ///< of product rows; on one node by all warpgroups, product or not
   double last_sums = 0;  ///< of these, as a share, that nothing can be beside
-  // Parts of local and sums.
-  double share = 0;      ///< this rank's tokens to the node's others
-  double packed = 0;     ///< all rows of its experts
-  double sent_sums = 0;  ///< for other nodes
-  double sum_gb_s = 0;   ///< of all that sum beside the product, read and written
+  // Parts of local.
+  double share = 0;     ///< this rank's tokens to the node's others
+  double packed = 0;    ///< all rows of its experts
+  double sum_gb_s = 0;  ///< of all that sum beside the product, read and written
 };
 ExpertTerms expert_terms(const Problem& problem, const Machine& machine,
                          const Candidate& candidate);

@@ -1,7 +1,6 @@
 #include "kernels/plan/operator_work.h"
 
 #include <algorithm>
-#include <cmath>
 
 #include "kernels/ops/ag_gemm/spec.h"
 #include "kernels/ops/combine/schedule.h"
@@ -163,11 +162,11 @@ Result<OrderNumbers> order_numbers(const Problem& problem, MachineKind kind,
     numbers.column_tiles = schedule.column_tiles();
   } else if (problem.op == Op::kCombine) {
     MK_ASSIGN_OR_RETURN(const CombinePlan plan, combine_plan(problem, candidate.tiling));
-    const double any = 1 - std::pow(1 - 1.0 / problem.nodes, problem.experts.top_k);
     const CombineSchedule schedule(plan, world);
-    numbers.chunks = schedule.chunks(static_cast<std::uint32_t>(std::ceil(tokens * any))) - 1;
+    numbers.chunk_tokens = plan.chunk_tokens;
     numbers.tile_rows = plan.tile_m;
     numbers.column_tiles = schedule.column_tiles();
+    numbers.tile_columns = plan.tile_n;
   }
   return numbers;
 }

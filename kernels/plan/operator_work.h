@@ -29,10 +29,12 @@ Result<OperatorMemory> memory_by_plan(const Problem& problem, MachineKind kind,
 
 /// The plan of an operator that is no product settles this of the order in which things come.
 struct OrderNumbers {
-  std::uint32_t chunks = 1;        ///< of a rank's keys or tokens, or its sums for one node
+  std::uint32_t chunks = 1;        ///< of a rank's keys or tokens
   std::uint32_t table_chunks = 1;  ///< of its routing table
   std::uint32_t tile_rows = 1;     ///< of experts' rows
   std::uint32_t column_tiles = 1;  ///< of their products
+  std::uint32_t tile_columns = 1;
+  std::uint32_t chunk_tokens = 1;  ///< whose sums a chunk has
 };
 /// Headers' chunks are not counted.
 Result<OrderNumbers> order_numbers(const Problem& problem, MachineKind kind,

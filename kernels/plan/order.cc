@@ -10,11 +10,12 @@
 
 #include "kernels/comm/shard.h"
 #include "kernels/cuda/core/attention_items.h"
-#include "kernels/ops/combine/spec.h"
 #include "kernels/ops/moe/routing_shape.h"
 #include "kernels/ops/moe/schedule.h"
 #include "kernels/ops/moe/spec.h"
 #include "kernels/ops/ring/spec.h"
+#include "kernels/plan/combine_order.h"
+#include "kernels/plan/drawn_rows.h"
 #include "kernels/plan/experts.h"
 #include "kernels/plan/operator_work.h"
 
@@ -246,54 +247,41 @@ class ComputeBlocks {
   double end_ = 0;
 };
 
-/// A tile of one expert's rows, of all that the expert has.
+/// A tile of one expert's rows.
 struct RowsOfTile {
-  double rows = 0;
-  std::uint32_t hops = 0;  ///< of its last row's token
-  double part = 0;         ///< of that node's tokens, with which the tile has all of its rows
-  std::uint32_t step = 0;
+  const DrawnRow* begin = nullptr;
+  const DrawnRow* end = nullptr;
+  std::uint32_t key = 0;  ///< by which tiles are in order
+  double rows() const { return static_cast<double>(end - begin); }
 };
 
-/// The largest of so many draws from a normal distribution, nearly.
-double largest_of(double draws) {
-  return draws > 1 ? std::sqrt(2 * std::log(draws)) * (1 - 0.5 / draws) * 0.75 : 0;
-}
-
-/// Rows of the fullest of a node's ranks over those of each, where every token draws its experts.
-double fullest_rank(const Problem& problem) {
-  const double rows = double{1} * tokens_of_rank(problem) * problem.experts.top_k;
-  return 1 + largest_of(problem.locals) / std::sqrt(std::max(1.0, rows));
-}
-
-/// As RoutingPlan::for_each_tile cuts them, where each node brings an expert `of_node` rows on
-/// average. `late`: by how many deviations its rows come later than that.
-std::vector<RowsOfTile> tiles_of_expert(const Problem& problem, const OrderNumbers& numbers,
-                                        double of_node, double late) {
-  constexpr double kLeast = 1e-6;
-  // Parts of a table come side by side from all of a node's ranks.
-  const std::uint32_t parts = div_up(tokens_of_rank(problem), RoutingShape::kPartTokens);
-  const std::uint32_t steps = moe_dispatch_cuda_way(problem.nodes).steps;
-  const double full = numbers.tile_rows;
-  const double all = of_node * problem.nodes;
-  const auto rows_by = [&](std::uint32_t part) {
-    const double there = double{1} * part / (problem.nodes * parts);
-    return std::clamp(all * there - late * std::sqrt(all * there * (1 - there)), 0.0, all);
+/// A rank's tiles as RoutingPlan cuts them, in its order.
+std::vector<RowsOfTile> moe_tiles(const Problem& problem, const OrderNumbers& numbers,
+                                  const std::vector<DrawnRows::OfExpert>& experts) {
+  RoutingShape shape;
+  shape.world = {problem.nodes, problem.locals, 0, 0};
+  shape.tokens_max = tokens_of_rank(problem);
+  shape.steps = moe_dispatch_cuda_way(problem.nodes).steps;
+  const auto key_of = [&](const DrawnRow& row) {
+    const std::uint32_t part = row.token / RoutingShape::kPartTokens;
+    return row.hops * shape.steps + part * shape.steps / shape.parts_of_source();
   };
   std::vector<RowsOfTile> tiles;
-  std::uint32_t hops = 1;
-  std::uint32_t part = 1;
-  for (double row = 0; row < all - kLeast;) {
-    RowsOfTile tile;
-    tile.rows = std::min(full, all - row);
-    while (hops < problem.nodes && rows_by(hops * parts) < row + full / 2) ++hops;
-    if (hops < problem.nodes) tile.rows = std::min(tile.rows, rows_by(hops * parts) - row);
-    row += tile.rows;
-    while (part < problem.nodes * parts && rows_by(part) < row - kLeast) ++part;
-    tile.hops = (part - 1) / parts;
-    tile.part = double{1} * ((part - 1) % parts + 1) / parts;
-    tile.step = (part - 1) % parts * steps / parts;
-    tiles.push_back(tile);
+  for (const DrawnRows::OfExpert& rows : experts) {
+    const DrawnRow* const end = rows.data() + rows.size();
+    for (const DrawnRow* row = rows.data(); row != end;) {
+      RowsOfTile tile{row, row + std::min<std::ptrdiff_t>(end - row, numbers.tile_rows), 0};
+      // It ends where rows over more hops begin, if it is half full there.
+      for (const DrawnRow* at = row + numbers.tile_rows / 2; at < tile.end; ++at) {
+        if (at == row || at->hops == (at - 1)->hops) continue;
+        tile.end = at;
+      }
+      row = tile.end;
+      tile.key = key_of(*(tile.end - 1));
+      tiles.push_back(tile);
+    }
   }
+  std::ranges::stable_sort(tiles, {}, &RowsOfTile::key);
   return tiles;
 }
 
@@ -330,103 +318,37 @@ double moe_dispatch_us(const Problem& problem, const Machine& machine, const Can
     for (double& chunk : here.back())
       chunk = passed = std::max(passed, chunk) + pass / static_cast<double>(here.back().size());
   }
-  // The fullest rank: its experts have more rows.
-  const double experts = std::max(1u, problem.experts.count / problem.ranks());
-  const double rows = double{1} * tokens_of_rank(problem) * problem.experts.top_k;
-  const double of_node = rows * fullest_rank(problem) / experts / nodes;
-  const std::vector<RowsOfTile> tiles = tiles_of_expert(problem, numbers, of_node, 0);
-  const std::vector<RowsOfTile> late_tiles =
-      tiles_of_expert(problem, numbers, of_node, largest_of(problem.locals * experts));
-  ComputeBlocks blocks(candidate.compute_blocks);
-  const double row_us =
-      time.compute / rows / numbers.column_tiles * static_cast<double>(blocks.count());
-  double packed = planned;
-  std::size_t next = 0, next_late = 0;
-  const auto pack = [&](const std::vector<RowsOfTile>& of_expert, std::size_t begin,
-                        std::uint32_t hops, std::uint32_t step) {
-    std::size_t i = begin;
-    for (; i < of_expert.size() && of_expert[i].hops == hops && of_expert[i].step == step; ++i) {
-      const RowsOfTile& tile = of_expert[i];
-      const std::vector<double>& chunks = here[hops];
-      const double chunk = std::ceil(static_cast<double>(chunks.size()) * tile.part) - 1;
-      packed = std::max(packed + terms.packed * tile.rows / rows,
-                        chunks[static_cast<std::size_t>(std::max(0.0, chunk))]);
+  const double tokens_each = tokens_of_rank(problem);
+  const double rows = tokens_each * problem.experts.top_k;
+  // When a rank's tiles are all computed.
+  const auto computed = [&](const std::vector<DrawnRows::OfExpert>& experts) {
+    ComputeBlocks blocks(candidate.compute_blocks);
+    const double row_us =
+        time.compute / rows / numbers.column_tiles * static_cast<double>(blocks.count());
+    double packed = planned;
+    for (const RowsOfTile& tile : moe_tiles(problem, numbers, experts)) {
+      packed += terms.packed * tile.rows() / rows;
+      for (const DrawnRow* row = tile.begin; row != tile.end; ++row) {
+        const std::vector<double>& chunks = here[row->hops];
+        const double chunk =
+            std::ceil(static_cast<double>(chunks.size()) * (row->token + 1) / tokens_each) - 1;
+        packed = std::max(packed, chunks[static_cast<std::size_t>(std::max(0.0, chunk))]);
+      }
       for (std::uint32_t column = 0; column < numbers.column_tiles; ++column)
-        blocks.take(packed, row_us * tile.rows);
+        blocks.take(packed, row_us * tile.rows());
     }
-    return i;
+    return blocks.end();
   };
-  const std::uint32_t steps = moe_dispatch_cuda_way(problem.nodes).steps;
-  for (std::uint32_t key = 0; key < problem.nodes * steps; ++key) {
-    const std::size_t begin = next;
-    next_late = pack(late_tiles, next_late, key / steps, key % steps);
-    for (double expert = 1; expert < experts; ++expert)
-      next = pack(tiles, begin, key / steps, key % steps);
+  double sum = 0;
+  const std::vector<std::uint64_t> seeds = seeds_of_draws(problem);
+  for (const std::uint64_t seed : seeds) {
+    const DrawnRows drawn(problem, seed);
+    double end = tokens.sent();
+    for (std::uint32_t local = 0; local < problem.locals; ++local)
+      end = std::max(end, computed(drawn.of_rank(local)));
+    sum += end;
   }
-  return std::max(blocks.end(), tokens.sent());
-}
-
-double combine_us(const Problem& problem, const Machine& machine, const Candidate& candidate,
-                  const LaunchWork& work, const Timeline& time, const OrderNumbers& numbers) {
-  const ExpertTerms terms = expert_terms(problem, machine, candidate);
-  const double others = problem.nodes - 1.0;
-  const double chunks = std::max(1u, numbers.chunks);
-  // An expert's rows lie by where their tokens are, and are computed tile by tile from the end.
-  const double rows = double{1} * tokens_of_rank(problem) * problem.ranks() *
-                      problem.experts.top_k / std::max(1u, problem.experts.count);
-  const double tile = std::min(1.0, numbers.tile_rows / std::max(rows, 1.0));
-  const double compute = time.compute * fullest_rank(problem);
-  // A step of a node's tokens is computed expert by expert: the first tokens are complete with the
-  // last expert's rows. Its rails go side by side, part by part.
-  const double nodes = problem.nodes;
-  const double steps = combine_cuda_steps(problem.nodes);
-  const double of_last = 1.0 / std::max(1u, problem.experts.count / problem.ranks());
-  const double parts = std::max(
-      1.0, std::ceil(double{1} * tokens_of_rank(problem) / RoutingShape::kPartTokens / steps));
-  const auto complete = [&](double tokens) {
-    const double step = std::ceil(tokens * steps - 1e-9) - 1;
-    const double within = std::ceil((tokens * steps - step) * parts - 1e-9) / parts;
-    return (step + 1 - of_last + within * of_last) / steps;
-  };
-  // Where an expert's rows of a node begin is random, and sums wait for the unluckiest expert.
-  const double draws = largest_of(problem.locals / of_last);
-  const auto random = [&](double place) {
-    const double within = std::clamp(place, 0.0, 1.0);
-    return draws * std::sqrt(within * (1 - within) / std::max(rows, 1.0));
-  };
-  const auto down = [tile](double place) {
-    return std::floor(std::max(0.0, place) / tile + 1e-9) * tile;
-  };
-  const auto computed = [&](double position, double chunk) {
-    const double begin = 1 - (position + 1) / nodes;
-    // Rows of the nodes before, with those that share their tiles.
-    const double behind_begin = 1 - position / nodes;
-    const double behind = position == 0 ? 1 : down(behind_begin - random(behind_begin));
-    const double rows_end = begin + complete((chunk + 1) / chunks) / nodes;
-    const double end = std::min(behind, down(rows_end + random(rows_end) - 1e-6) + tile);
-    return compute * std::min(1.0, 1 - behind + std::max(0.0, end - down(begin - random(begin))));
-  };
-  const double sent_sums = others > 0 ? terms.sent_sums / others / chunks : 0;
-  // Some nodes have no token here.
-  const double any = 1 - std::pow(1 - 1 / nodes, problem.experts.top_k);
-  const double some = 1 - std::exp(-any * tokens_of_rank(problem));
-  const double command =
-      us(work.network_bytes / std::max(1.0, others * chunks), machine.network_gb_s) +
-      machine.network_command_us * some;
-  double memory = 0, rail = 0;
-  std::vector<double> come(static_cast<std::size_t>(chunks), 0);
-  for (double position = 0; position < others; ++position) {
-    rail += machine.network_command_us;  // its header
-    for (std::size_t i = 0; i < come.size(); ++i) {
-      memory = std::max(memory, computed(position, static_cast<double>(i))) + sent_sums;
-      rail = std::max(rail, memory) + command;
-      come[i] = rail + machine.network_latency_us;
-    }
-  }
-  const double own_sums = (terms.sums - terms.sent_sums) / chunks;
-  for (std::size_t i = 0; i < come.size(); ++i)
-    memory = std::max({memory, computed(others, static_cast<double>(i)), come[i]}) + own_sums;
-  return std::max(memory, compute);
+  return sum / static_cast<double>(seeds.size());
 }
 
 }  // namespace
@@ -441,7 +363,7 @@ double ordered_us(const Problem& problem, const Machine& machine, const Candidat
     case Op::kMoe:
       return moe_dispatch_us(problem, machine, candidate, work, time, *numbers);
     case Op::kCombine:
-      return combine_us(problem, machine, candidate, work, time, *numbers);
+      return combine_us(problem, machine, candidate, time, *numbers);
     default:
       return 0;
   }

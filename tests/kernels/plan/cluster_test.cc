@@ -6,9 +6,14 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
+#include <map>
 #include <string>
+#include <tuple>
+#include <utility>
 
 #include "kernels/cuda/skeleton/launch_state.h"
+#include "kernels/plan/drawn_rows.h"
 #include "shm/limits.h"
 #include "tests/kernels/plan/problems.h"
 
@@ -97,6 +102,35 @@ TEST(ClusterAdvice, HopsThatWaitAreSeen) {
   ASSERT_TRUE(made) << made.error().message;
   EXPECT_EQ(made->limit, Limit::kLatency);
   EXPECT_THAT(made->advice, HasSubstr("hops"));
+}
+
+// Nodes are alike: what one node's experts have is what one node's tokens choose.
+TEST(DrawnRows, AreAllSlotsOfANodesTokensByHopsAndPart) {
+  Problem problem = problem_of(Op::kCombine, 4, 2, {});
+  problem.shape = {8 * 700, 4096, 1024};
+  problem.experts = {24, 5};
+  const DrawnRows drawn(problem, 1);
+  std::map<std::pair<std::uint32_t, std::uint32_t>, std::uint32_t> slots;
+  for (std::uint32_t local = 0; local < problem.locals; ++local) {
+    ASSERT_EQ(drawn.of_rank(local).size(), 3u);
+    for (const DrawnRows::OfExpert& rows : drawn.of_rank(local)) {
+      const double even = 5.0 * 2 * 700 / 6;
+      EXPECT_NEAR(static_cast<double>(rows.size()), even, 5 * std::sqrt(even));
+      const auto place = [](const DrawnRow& row) {
+        return std::tuple(row.hops, row.token / 256, row.source, row.token);
+      };
+      EXPECT_TRUE(std::ranges::is_sorted(rows, {}, place));
+      // A token draws an expert once.
+      EXPECT_EQ(std::ranges::adjacent_find(rows, {}, place), rows.end());
+      for (const DrawnRow& row : rows) ++slots[{row.source, row.token}];
+    }
+  }
+  EXPECT_EQ(slots.size(), 2u * 700);
+  for (const auto& [token, count] : slots) EXPECT_EQ(count, 5u) << token.second;
+  const auto rows_of = [&](std::uint64_t seed) {
+    return DrawnRows(problem, seed).of_rank(0)[0].size();
+  };
+  EXPECT_EQ(rows_of(7), rows_of(7));
 }
 
 }  // namespace

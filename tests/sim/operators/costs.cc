@@ -146,9 +146,8 @@ Result<Costs> costs_of(const plan::Problem& problem, const plan::Machine& machin
     MK_ASSIGN_OR_RETURN(costs, accounted_costs(problem, machine, candidate));
   }
   // An item of attention is so long that it counts how many there are to a block. So is a tile of
-  // experts' rows, of which few are ready at a time.
-  const bool long_tiles = (problem.op == plan::Op::kRing || problem.op == plan::Op::kMoe) &&
-                          machine.kind == plan::MachineKind::kGpu;
+  // experts' rows, of which there may be one to a block.
+  const bool long_tiles = !plan::is_product(problem.op) && machine.kind == plan::MachineKind::kGpu;
   costs.compute_threads = std::max(1u, candidate.compute_blocks);
   if (!long_tiles) costs.compute_threads = std::min(costs.compute_threads, kComputeThreadsMax);
   return costs;

@@ -17,15 +17,14 @@ namespace {
 
 using namespace kernels;  // NOLINT(google-build-using-namespace): the operators' vocabulary
 
-constexpr std::uint64_t kRoutingSeed = 1;
-
 std::uint32_t tokens_of_rank(const plan::Problem& problem) {
   return div_up(problem.shape.m, problem.ranks());
 }
-JobRouting routing_of(const plan::Problem& problem) {
+JobRouting routing_of(const RunSetup& setup) {
+  const plan::Problem& problem = setup.problem;
   return JobRouting({problem.nodes, problem.locals, tokens_of_rank(problem), problem.experts.count,
                      problem.experts.top_k},
-                    kRoutingSeed);
+                    setup.routing_seed);
 }
 
 // --- MoE Dispatch+GEMM ---
@@ -93,7 +92,7 @@ class MoeRun : public PlannedRun<MoeDispatchPlan, MoeDispatchLaunch> {
  public:
   MoeRun(const RunSetup& setup, const MoeDispatchPlan& plan)
       : PlannedRun(setup, plan, plan.banks, kMoeDispatchM),
-        routing_(routing_of(setup.problem)),
+        routing_(routing_of(setup)),
         tables_(launches_.size()) {
     for (std::uint32_t rank = 0; rank < launches_.size(); ++rank) {
       MoeDispatchLaunch& launch = launches_[rank];
@@ -204,7 +203,7 @@ class CombineRun : public PlannedRun<CombinePlan, CombineLaunch> {
  public:
   CombineRun(const RunSetup& setup, const CombinePlan& plan)
       : PlannedRun(setup, plan, plan.banks, 1),
-        routing_(routing_of(setup.problem)),
+        routing_(routing_of(setup)),
         tables_(launches_.size()),
         handles_(launches_.size()) {
     for (std::uint32_t rank = 0; rank < launches_.size(); ++rank) {

@@ -15,6 +15,10 @@ using kernels::RoleThread;
 /// A deadline in virtual time: longer than any launch, shorter than the jump when nobody can go on.
 constexpr std::uint64_t kDeadlineNs = 100'000'000'000'000;
 
+/// An ordinary one: the first launch sends idle flags again (refresh_due in comm/banks.h), as one
+/// in 128 or more does.
+constexpr std::uint32_t kEpoch = 3;
+
 bool brings(Role role) { return role == Role::kShare || role == Role::kReceive; }
 
 /// Runs one launch.
@@ -27,7 +31,7 @@ class LaunchOfAll {
         threads_(setup.simulated_ranks()),
         cluster_(threads_,
                  {setup.problem.nodes, setup.problem.locals, setup.mirrored, op.workspace_bytes(),
-                  op.flag_count(), std::max(1u, setup.blocks.send.count()), 10},
+                  op.flag_count(), std::max(1u, setup.blocks.send.count()), 10, kEpoch - 1},
                  costs, op.numbers()),
         states_(setup.simulated_ranks()) {}
 
@@ -39,7 +43,7 @@ class LaunchOfAll {
       return fail(ErrorCode::kInternal, "{}: {}", op_.name(), cluster_.complaint());
     for (std::uint32_t rank = 0; rank < states_.size(); ++rank) {
       if (!states_[rank].local.stop) continue;
-      return tl::unexpected(kernels::describe(states_[rank].local.failure, op_.name(), 1,
+      return tl::unexpected(kernels::describe(states_[rank].local.failure, op_.name(), kEpoch,
                                               op_.launch(rank).context.world, 0));
     }
     if (!ended) return fail(ErrorCode::kInternal, "{}: nobody can go on", op_.name());
@@ -62,9 +66,10 @@ class LaunchOfAll {
     launch.control.stop = &state.local.stop;
     launch.control.record = &state.local.failure;
     launch.control.timeout_ns = kDeadlineNs;
-    launch.epoch = 1;
+    launch.epoch = kEpoch;
     launch.mode = kernels::Mode::kFused;
     op_.begin(rank);
+    kernels::announce_end(launch.context, kEpoch - 1);
     kernels::announce_launch(launch);
     for (const RoleThread& thread : op_.threads(launch.context.world)) {
       state.running += 1;

@@ -22,6 +22,7 @@ struct RunSetup {
   kernels::plan::Candidate candidate;
   kernels::RoleBlocks blocks;
   bool mirrored = false;
+  std::uint64_t routing_seed = 1;
   std::uint32_t simulated_nodes() const { return mirrored ? 1 : problem.nodes; }
   std::uint32_t simulated_ranks() const { return simulated_nodes() * problem.locals; }
 };

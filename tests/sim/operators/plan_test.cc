@@ -22,15 +22,10 @@ namespace plan = kernels::plan;
 constexpr double kSharp = 64;
 constexpr double kWithin = 0.05;
 
-plan::Machine sharp_h200(plan::Op op) {
+plan::Machine sharp_h200() {
   plan::Machine machine = *plan::shipped_machine("H200");
   machine.overlap_ag = machine.overlap_rs = machine.overlap_ar = kSharp;
   machine.overlap_accounted = machine.weights_overlap = kSharp;
-  // The file's is that of two nodes in one process, a cluster's is longer. Of 512 nodes and less
-  // latency the terms of GEMM+Combine are up to 23% short.
-  constexpr double kClusterLatencyUs = 20;
-  if (op == plan::Op::kMoe || op == plan::Op::kCombine)
-    machine.network_latency_us = kClusterLatencyUs;
   return machine;
 }
 
@@ -56,34 +51,46 @@ plan::Problem drawn(plan::Op op, std::uint32_t nodes, std::uint64_t seed) {
   return problem;
 }
 
+/// Simulated launches whose mean a prediction is of. Tokens draw their experts, so one launch may
+/// have a wave of tiles more than another: up to 23% of a launch of few waves.
+std::uint64_t draws_of(const plan::Problem& problem) {
+  constexpr std::uint64_t kDraws = 8;
+  constexpr std::uint64_t kRowsEnough = 8192;  // of a rank: then a wave is little
+  constexpr std::uint32_t kRingNodes = 32;     // then MoE Dispatch's ring takes longer than tiles
+  const std::uint64_t rows = problem.shape.m / problem.ranks() * problem.experts.top_k;
+  if (rows >= kRowsEnough) return 1;
+  if (problem.op == plan::Op::kMoe) return problem.nodes < kRingNodes ? kDraws : 1;
+  return problem.op == plan::Op::kCombine ? kDraws : 1;
+}
+
 class Prediction : public ::testing::TestWithParam<plan::Op> {
  protected:
   /// The error of each world of `nodes`, as a share of the simulated time. One of `slack_us` is
   /// let pass: it is much of a short launch.
-  void predict(std::initializer_list<std::uint32_t> nodes, std::uint64_t seeds, double within,
+  void predict(std::initializer_list<std::uint32_t> nodes, std::uint64_t seeds,
                kernels::Exchange exchange = kernels::Exchange::kAuto, double slack_us = 0) {
-    const plan::Machine machine = sharp_h200(GetParam());
+    const plan::Machine machine = sharp_h200();
     for (const std::uint32_t count : nodes) {
       for (std::uint64_t seed = 1; seed <= seeds; ++seed) {
         plan::Problem problem = drawn(GetParam(), count, seed);
         problem.named.tiling.exchange = exchange;
         const auto planned = plan::plan_cluster(problem, machine);
         ASSERT_TRUE(planned) << planned.error().message;
-        const auto simulated = simulate(problem, machine, planned->choice.candidate,
-                                        count == 1 ? Nodes::kAll : Nodes::kOne);
-        ASSERT_TRUE(simulated) << simulated.error().message;
-        // The simulated launch is the first, which sends idle flags again (refresh_due in
-        // comm/banks.h). One launch in 128 or more does, so no prediction has them.
-        const double again = static_cast<double>(simulated->commands) -
-                             static_cast<double>(std::min(planned->commands, simulated->commands));
-        const double error =
-            (planned->time.total + again * machine.network_command_us) / simulated->us - 1;
+        double simulated_us = 0;
+        const std::uint64_t draws = draws_of(problem);
+        for (std::uint64_t draw = 1; draw <= draws; ++draw) {
+          const auto simulated = simulate(problem, machine, planned->choice.candidate,
+                                          count == 1 ? Nodes::kAll : Nodes::kOne, draw);
+          ASSERT_TRUE(simulated) << simulated.error().message;
+          simulated_us += simulated->us / static_cast<double>(draws);
+        }
+        const double error = planned->time.total / simulated_us - 1;
         errors_.push_back(std::abs(error));
-        EXPECT_NEAR(error, 0, std::max(within, slack_us / simulated->us)) << fmt::format(
+        EXPECT_NEAR(error, 0, std::max(kWithin, slack_us / simulated_us)) << fmt::format(
             "{} x {}, {} x {} x {}, seed {}: {:.0f} us, simulated {:.0f}; compute "
             "{:.0f}, local {:.0f}, network {:.0f}, wait {:.0f}, sums {:.0f}; {}",
             count, problem.locals, problem.shape.m, problem.shape.n, problem.shape.k, seed,
-            planned->time.total, simulated->us, planned->time.compute, planned->time.local,
+            planned->time.total, simulated_us, planned->time.compute, planned->time.local,
             planned->time.network, planned->time.wait, planned->time.sums,
             plan::describe(problem, planned->choice.candidate));
       }
@@ -91,23 +98,22 @@ class Prediction : public ::testing::TestWithParam<plan::Op> {
     std::sort(errors_.begin(), errors_.end());
     RecordProperty("worst_error", fmt::format("{:.4f}", errors_.back()));
   }
-  /// Sorted.
   std::vector<double> errors_;
 };
 
 class OfProducts : public Prediction {};
 TEST_P(OfProducts, IsCloseToTheSimulationOverAllNodes) {
   if (GetParam() == plan::Op::kAgGemm) {
-    predict({2, 4, 8, 16, 32, 64, 128, 512, 1024}, 2, kWithin);
+    predict({2, 4, 8, 16, 32, 64, 128, 512, 1024}, 2);
   } else {
-    predict({2, 4, 8, 16, 32, 64, 128}, 2, kWithin);
+    predict({2, 4, 8, 16, 32, 64, 128}, 2);
   }
 }
 // Both forms of an exchange, of which the planner takes one.
 class OfExchanges : public Prediction {};
 TEST_P(OfExchanges, AreCloseToTheSimulation) {
-  predict({4, 8, 16, 32, 64, 128}, 3, kWithin, kernels::Exchange::kTwoShot);
-  predict({4, 16, 64}, 2, kWithin, kernels::Exchange::kOneShot);
+  predict({4, 8, 16, 32, 64, 128}, 3, kernels::Exchange::kTwoShot);
+  predict({4, 16, 64}, 2, kernels::Exchange::kOneShot);
 }
 INSTANTIATE_TEST_SUITE_P(Operators, OfExchanges, ::testing::Values(plan::Op::kGemmAr),
                          [](const auto& one) { return std::string(plan::name_of(one.param)); });
@@ -120,30 +126,16 @@ INSTANTIATE_TEST_SUITE_P(Operators, OfProducts,
 class OfRing : public Prediction {};
 TEST_P(OfRing, IsCloseToTheSimulation) {
   constexpr double kSlackUs = 12;
-  predict({1, 2, 3, 4, 8, 16, 32, 64, 128, 256}, 3, kWithin, kernels::Exchange::kAuto, kSlackUs);
+  predict({1, 2, 3, 4, 8, 16, 32, 64, 128, 256}, 3, kernels::Exchange::kAuto, kSlackUs);
 }
 INSTANTIATE_TEST_SUITE_P(Operators, OfRing, ::testing::Values(plan::Op::kRing),
                          [](const auto& one) { return std::string(plan::name_of(one.param)); });
 
-// The simulated tokens draw their experts; the model knows what that comes to on average.
-class OfExperts : public Prediction {
- protected:
-  double share_within(double within) const {
-    const auto close = std::count_if(errors_.begin(), errors_.end(),
-                                     [=](double error) { return error <= within; });
-    return static_cast<double>(close) / static_cast<double>(errors_.size());
-  }
-};
+class OfExperts : public Prediction {};
 TEST_P(OfExperts, IsCloseToTheSimulationOfDrawnExperts) {
   const bool dispatch = GetParam() == plan::Op::kMoe;
-  constexpr double kSlackUs = 20;
-  // Some rank may have one tile more than the average at the end. In two launches of Dispatch+GEMM
-  // that tile takes 12% and 17% of the time.
-  const double within = dispatch ? 2 * kWithin : 1.5 * kWithin;
-  const double slack_us = dispatch ? 0 : kSlackUs;
-  predict({1, 2, 3, 4, 8, 16, 32, 64, 128}, 3, within, kernels::Exchange::kAuto, slack_us);
-  predict({256, 512, 1024}, dispatch ? 1 : 3, within, kernels::Exchange::kAuto, slack_us);
-  EXPECT_GE(share_within(kWithin), dispatch ? 0.93 : 0.85);
+  predict({1, 2, 3, 4, 8, 16, 32, 64, 128}, 3);
+  predict({256, 512, 1024}, dispatch ? 1 : 3);
 }
 INSTANTIATE_TEST_SUITE_P(Operators, OfExperts,
                          ::testing::Values(plan::Op::kMoe, plan::Op::kCombine),

@@ -28,11 +28,13 @@ Result<std::unique_ptr<OperatorRun>> make_run(const RunSetup& setup, plan::Machi
 }  // namespace
 
 Result<Simulated> simulate(const plan::Problem& problem, const plan::Machine& machine,
-                           const plan::Candidate& candidate, Nodes nodes) {
+                           const plan::Candidate& candidate, Nodes nodes,
+                           std::uint64_t routing_seed) {
   MK_ASSIGN_OR_RETURN(const Costs costs, costs_of(problem, machine, candidate));
   RunSetup setup;
   setup.problem = problem;
   setup.candidate = candidate;
+  setup.routing_seed = routing_seed;
   setup.mirrored = nodes == Nodes::kOne && problem.nodes > 1;
   setup.blocks = {costs.compute_threads, kRoleThreads, 1,           kRoleThreads,
                   kRoleThreads,          kRoleThreads, kRoleThreads};

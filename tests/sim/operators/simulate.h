@@ -22,10 +22,11 @@ enum class Nodes {
   kOne,  ///< node 0, whose mirror the others are (virtual_cluster.h)
 };
 
-/// All ranks begin at one time. Errors: what the operator's plan refuses; kInternal: the launch
-/// did not end, and where it waits.
+/// All ranks begin at one time. Tokens draw their experts by `routing_seed`. Errors: what the
+/// operator's plan refuses; kInternal: the launch did not end, and where it waits.
 Result<Simulated> simulate(const kernels::plan::Problem& problem,
                            const kernels::plan::Machine& machine,
-                           const kernels::plan::Candidate& candidate, Nodes nodes);
+                           const kernels::plan::Candidate& candidate, Nodes nodes,
+                           std::uint64_t routing_seed = 1);
 
 }  // namespace mk::sim

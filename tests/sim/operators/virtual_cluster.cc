@@ -46,7 +46,7 @@ VirtualCluster::VirtualCluster(VirtualThreads& threads, const ClusterOptions& op
              PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (memory == MAP_FAILED) throw std::bad_alloc();
     rank->workspace = static_cast<std::byte*>(memory);
-    rank->flags.assign(options.flag_count, 0);
+    rank->flags.assign(options.flag_count, options.ended);
     rank->slots.resize(options.lanes * slots);
     rank->controls.resize(options.lanes);
     rank->producers.resize(options.lanes);

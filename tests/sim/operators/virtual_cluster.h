@@ -62,6 +62,7 @@ struct ClusterOptions {
   std::uint32_t flag_count = 0;
   std::uint32_t lanes = 1;
   std::uint32_t slot_count_log2 = 10;
+  std::uint32_t ended = 0;  ///< the launch that all ranks have ended: arrival flags show it
 };
 
 class VirtualCluster {

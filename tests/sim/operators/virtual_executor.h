@@ -92,7 +92,7 @@ class VirtualExecutor {
 
  protected:
   /// `share_of_all`: the tile's, of all that this rank multiplies. `store_us`: what `way` takes to
-  /// bring the tile where it goes, while the next one is computed.
+  /// bring the tile where it goes. The next one is computed meanwhile, and ends no sooner.
   void compute(double share_of_all, Server* way = nullptr, double store_us = 0) {
     double all_us = costs_->compute_us;
     if (costs_->gather_compute_us > 0 && rank_->bringing == 0) {
@@ -100,10 +100,12 @@ class VirtualExecutor {
     } else if (costs_->shared_compute_us > 0 && rank_->sharing == 0) {
       all_us = costs_->shared_compute_us;
     }
-    const double begin = std::max(threads_->now_us(), stored_us_);
+    const double begin = threads_->now_us() > stored_us_ ? threads_->now_us() : computed_us_;
     threads_->sleep_until(begin + all_us * share_of_all * costs_->compute_threads +
                           costs_->store_beside_share * store_us);
-    if (way != nullptr) stored_us_ = way->serve(threads_->now_us(), store_us);
+    computed_us_ = threads_->now_us();
+    if (way != nullptr) threads_->sleep_until(way->serve(computed_us_, store_us));
+    stored_us_ = threads_->now_us();
   }
   /// Piece by piece, as the rate is another one once the rank has computed its tiles.
   void move(Server& server, double bytes, const LocalRate& rate) {
@@ -134,7 +136,8 @@ class VirtualExecutor {
 
   RankState::Stored before_ = RankState::Stored::kNothing;
   std::uint32_t first_seen_ = 0;
-  double stored_us_ = 0;
+  double computed_us_ = 0;  ///< when the last tile was
+  double stored_us_ = 0;    ///< and when it was where it goes
 };
 
 }  // namespace mk::sim
