@@ -5,6 +5,7 @@
 #include "kernels/ops/ag_gemm/spec.h"
 #include "kernels/ops/combine/schedule.h"
 #include "kernels/ops/combine/spec.h"
+#include "kernels/ops/gemm_ar/schedule.h"
 #include "kernels/ops/gemm_ar/spec.h"
 #include "kernels/ops/gemm_rs/spec.h"
 #include "kernels/ops/moe/schedule.h"
@@ -167,6 +168,12 @@ Result<OrderNumbers> order_numbers(const Problem& problem, MachineKind kind,
     numbers.tile_rows = plan.tile_m;
     numbers.column_tiles = schedule.column_tiles();
     numbers.tile_columns = plan.tile_n;
+  }
+  if (problem.op == Op::kGemmAr) {
+    MK_ASSIGN_OR_RETURN(const GemmArPlan plan,
+                        GemmArPlan::make(problem.nodes, problem.locals, problem.shape,
+                                         problem.dtype, candidate.tiling, problem.result));
+    numbers.chunk_tiles = GemmArSchedule(plan, problem.shape.m).tiles_per_chunk();
   }
   return numbers;
 }

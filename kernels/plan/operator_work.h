@@ -27,7 +27,7 @@ struct OperatorMemory {
 Result<OperatorMemory> memory_by_plan(const Problem& problem, MachineKind kind,
                                       const Candidate& candidate);
 
-/// The plan of an operator that is no product settles this of the order in which things come.
+/// The operator's plan settles this of the order in which things come.
 struct OrderNumbers {
   std::uint32_t chunks = 1;        ///< of a rank's keys or tokens
   std::uint32_t table_chunks = 1;  ///< of its routing table
@@ -35,6 +35,7 @@ struct OrderNumbers {
   std::uint32_t column_tiles = 1;  ///< of their products
   std::uint32_t tile_columns = 1;
   std::uint32_t chunk_tokens = 1;  ///< whose sums a chunk has
+  std::uint32_t chunk_tiles = 1;   ///< of GEMM+AllReduce, which many nodes' flags enlarge
 };
 /// Headers' chunks are not counted.
 Result<OrderNumbers> order_numbers(const Problem& problem, MachineKind kind,

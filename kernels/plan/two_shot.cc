@@ -11,6 +11,7 @@
 #include "kernels/comm/tile_grid.h"
 #include "kernels/ops/gemm_ar/node_pieces.h"
 #include "kernels/plan/model.h"
+#include "kernels/plan/operator_work.h"
 
 namespace mk::kernels::plan {
 namespace {
@@ -30,7 +31,8 @@ class Exchanged {
     result_bytes_ = elements * kElementBytes *
                     problem.result.epilogue.columns_of(grid.tile_cols()) / grid.tile_cols();
     owned_ = std::ceil(grid.tiles() / locals_);
-    per_chunk_ = std::max(1.0, std::floor(candidate.tiling.chunk_bytes / tile_bytes_));
+    const auto numbers = order_numbers(problem, machine.kind, candidate);
+    if (numbers) per_chunk_ = numbers->chunk_tiles;
     rounds_ = static_cast<std::size_t>(std::max(1.0, std::ceil(owned_ / (per_chunk_ * nodes_))));
     product_ = std::max(time.compute, time.local);
     sum_sent_gb_s_ = candidate.stream_warpgroups * machine.sum_sent_ar_gb_s;
