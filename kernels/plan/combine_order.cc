@@ -50,7 +50,7 @@ class Summing {
     double us = 0;
   };
   using Chunk = std::vector<Token>;
-  /// When each chunk is summed.
+  /// Each chunk is summed then.
   std::vector<double> sum(const std::vector<Chunk>& chunks) {
     std::vector<double> done(chunks.size(), 0);
     std::priority_queue<Worker, std::vector<Worker>, std::greater<>> workers;
@@ -206,7 +206,7 @@ class DrawnLaunch {
     });
     return order;
   }
-  /// When the rank has all sums.
+  /// The rank has all sums then.
   double sum(std::uint32_t local) {
     // For other nodes: those of the next one first, whose tokens come over most hops.
     std::vector<Summing::Chunk> chunks;

@@ -23,6 +23,7 @@ constexpr Number kGpuNumbers[] = {
     {"step_us_128", &Machine::step_us_128},
     {"step_us_64", &Machine::step_us_64},
     {"step_us_64_rows", &Machine::step_us_64_rows},
+    {"step_us_box", &Machine::step_us_box},
     {"l2_share_128", &Machine::l2_share_128},
     {"l2_mb_128", &Machine::l2_mb_128},
     {"weights_gb_s", &Machine::weights_gb_s},

@@ -28,6 +28,7 @@ struct Machine {
   double step_us_128 = 0;      ///< 128 x 128
   double step_us_64 = 0;       ///< 128 x 64
   double step_us_64_rows = 0;  ///< 64 x 128, which one math warpgroup multiplies
+  double step_us_box = 0;      ///< more of it for each shard after a tile's first (AgGemmSchedule)
   double l2_share_128 = 0;     ///< how much longer those of 128 columns take, as B outgrows L2
   double l2_mb_128 = 0;        ///< with B so large (1e6 bytes) it is half of that
   double weights_gb_s = 0;     ///< at which a product reads its weights from memory, once at least

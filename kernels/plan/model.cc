@@ -7,6 +7,7 @@
 #include "kernels/comm/tile_grid.h"
 #include "kernels/comm/units.h"
 #include "kernels/cuda/skeleton/chunk_steps.h"
+#include "kernels/ops/ag_gemm/schedule.h"
 #include "kernels/ops/ag_gemm/spec.h"
 #include "kernels/plan/accounted.h"
 #include "kernels/plan/legal.h"
@@ -90,8 +91,9 @@ double parts_of_chunk(const Problem& problem, const Candidate& candidate, double
                           problem.nodes > 1, problem.locals - 1);
 }
 
-Timeline predict_gather(const Problem& problem, const Machine& machine, const Candidate& candidate,
-                        const Work& work) {
+/// Tiles that need rows of one shard.
+Timeline predict_by_shards(const Problem& problem, const Machine& machine,
+                           const Candidate& candidate, const Work& work) {
   const ByOp op = by_op(machine, problem.op);
   const bool over_nodes = problem.nodes > 1;
   const double peers = problem.locals - 1.0;
@@ -160,6 +162,37 @@ Timeline predict_gather(const Problem& problem, const Machine& machine, const Ca
   time.launch = op.launch + (over_nodes ? machine.network_latency_us : 0);
   time.total = time.launch + overlapped_us(op.overlap, time.compute, rows + time.last);
   return time;
+}
+
+/// One row of tiles that spans all shards: it reads the weights once, when all rows have come, and
+/// SMs that shared rows take tiles, too. `by_shards`: what both have in common.
+Timeline predict_spanning(const Problem& problem, const Machine& machine,
+                          const Candidate& candidate, const Work& work, const Timeline& by_shards) {
+  Timeline time = by_shards;
+  const double tiles = div_up(problem.shape.n, candidate.tiling.tile_n);
+  // One thread asks for a box of each shard.
+  time.tile += work.steps * (problem.locals - 1) * machine.step_us_box;
+  time.compute =
+      with_weights_us(machine,
+                      product_us(machine, tiles, time.tile, blocks_of_rank(problem, machine),
+                                 candidate.tiling.tile_n),
+                      work.b_bytes, 1);
+  time.last = 0;
+  time.total = time.launch + time.local + time.compute;
+  return time;
+}
+
+bool may_span(const Problem& problem, const Candidate& candidate) {
+  return !candidate.engines && AgGemmSchedule::may_span(problem.nodes, problem.locals,
+                                                        problem.shape.m, candidate.tiling.tile_m);
+}
+
+Timeline predict_gather(const Problem& problem, const Machine& machine, const Candidate& candidate,
+                        const Work& work) {
+  const Timeline by_shards = predict_by_shards(problem, machine, candidate, work);
+  if (!may_span(problem, candidate)) return by_shards;
+  const Timeline spanning = predict_spanning(problem, machine, candidate, work, by_shards);
+  return spanning.total < by_shards.total ? spanning : by_shards;
 }
 
 /// What is left of `bytes` when warpgroups of `gb_s` in all have had `time`.
@@ -317,6 +350,13 @@ double with_weights_us(const Machine& machine, double product, double b_bytes, d
   const double lost = megabytes > 0 ? megabytes / (megabytes + machine.l2_mb) : 0;
   const double memory = us(b_bytes * (1 + (passes - 1) * lost), machine.weights_gb_s);
   return overlapped_us(machine.weights_overlap, product, memory);
+}
+
+bool spans_shards(const Problem& problem, const Machine& machine, const Candidate& candidate) {
+  if (problem.op != Op::kAgGemm || !may_span(problem, candidate)) return false;
+  const Work work = work_of(problem, candidate);
+  const Timeline by_shards = predict_by_shards(problem, machine, candidate, work);
+  return predict_spanning(problem, machine, candidate, work, by_shards).total < by_shards.total;
 }
 
 double fill_tiles(const Problem& problem, const Machine& machine) {

@@ -42,6 +42,8 @@ double with_weights_us(const Machine& machine, double product_us, double b_bytes
 /// Tiles before the first chunk for the network is there: a rank alone on its node sends its own
 /// tiles, others wait for sums of the node's.
 double fill_tiles(const Problem& problem, const Machine& machine);
+/// AllGather+GEMM: whether tiles that span all shards are quicker, where they may (AgGemmSchedule).
+bool spans_shards(const Problem& problem, const Machine& machine, const Candidate& candidate);
 /// AllGather+GEMM: in how many passes its tiles' order reads B (AgGemmBands, kernels/ops/ag_gemm).
 double gather_passes(const Problem& problem, const Candidate& candidate);
 /// GB/s at which so many warpgroups fill a link that takes `link` GB/s.

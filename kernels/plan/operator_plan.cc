@@ -67,6 +67,12 @@ Mode OperatorPlan::form(std::uint32_t m, const Estimate& expected) const {
   return entry != nullptr ? entry->candidate.form : expected.cheaper();
 }
 
+bool OperatorPlan::spans(std::uint32_t m) const {
+  Problem launch = problem;
+  launch.shape.m = m;
+  return spans_shards(launch, machine, candidate);
+}
+
 Result<OperatorPlan> plan_operator(const Problem& problem, std::shared_ptr<const JobPlan> job,
                                    const MachineRates& rates) {
   OperatorPlan made;

@@ -26,6 +26,8 @@ struct OperatorPlan {
   Estimate expected(std::uint32_t m) const;
   /// What Mode::kAuto runs: the form of the tuned choice for m, if there is one, else the quicker.
   Mode form(std::uint32_t m, const Estimate& expected) const;
+  /// Of an AllGather+GEMM: whether tiles of such a launch span all shards.
+  bool spans(std::uint32_t m) const;
 };
 
 /// The way in which a fused launch of the problem's shape runs. `job` may not be null.

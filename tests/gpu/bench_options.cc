@@ -33,9 +33,11 @@ BenchOptions::Taken BenchOptions::take(const std::string& argument, const std::s
     if (std::sscanf(value.c_str(), "%dx%dx%d", &shape.m, &shape.n, &shape.k) != 3)
       return Taken::kWrong;
     shapes.push_back(shape);
-  } else if (argument == "--dma" || argument == "--sums-once") {
+  } else if (argument == "--dma" || argument == "--sums-once" || argument == "--spans") {
     if (value != "on" && value != "off") return Taken::kWrong;
-    (argument == "--dma" ? cuda.dma : cuda.sums_once) = value == "on";
+    (argument == "--dma"         ? cuda.dma
+     : argument == "--sums-once" ? cuda.sums_once
+                                 : cuda.spans) = value == "on";
   } else if (argument == "--dma-bytes") {
     cuda.dma_bytes = number();
   } else if (argument == "--piece-ns") {

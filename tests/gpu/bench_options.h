@@ -38,7 +38,8 @@ struct BenchOptions {
       "[--op ag_gemm|gemm_rs|gemm_ar]... [--ranks R] [--nodes N] [--mkerneld PROGRAM] "
       "[--link-bandwidth 50GB/s] [--shape MxNxK]... [--launches L] [--streams G]... "
       "[--chunk BYTES]... [--receive G]... [--compute B] [--dma on|off] "
-      "[--dma-bytes BYTES] [--sums-once on|off] [--piece-ns NS] [--check-up-to M] [--json FILE]";
+      "[--dma-bytes BYTES] [--sums-once on|off] [--spans on|off] [--piece-ns NS] [--check-up-to M] "
+      "[--json FILE]";
 
   enum class Taken { kYes, kUnknown, kWrong };
   /// An argument and its value. kUnknown: it is none of these.

@@ -351,9 +351,8 @@ struct Loss {
   std::string op;  ///< that the lost ranks were at; "by_dma": AllGather+GEMM of many rows
 };
 std::vector<Loss> losses() {
-  std::vector<Loss> all = {{1, 2, Pace::kInARow, "by_dma"}};
+  std::vector<Loss> all = {{1, 2, Pace::kInARow, "by_dma"}, {2, 1, Pace::kHeldUp, "unlike"}};
   for (const char* op : {"by_dma", "unlike"}) all.push_back({1, 2, Pace::kHeldUp, op});
-  all.push_back({2, 1, Pace::kHeldUp, "unlike"});
   for (const char* op : {"gemm-ar", "moe", "combine", "ring", "all-gather", "reduce-scatter"}) {
     for (const Pace pace : {Pace::kHeldUp, Pace::kInARow}) {
       all.push_back({2, 1, pace, op});

@@ -7,7 +7,8 @@
 ///                      [--piece BYTES]...]
 ///                     [--shape MxNxK]... [--launches L] [--alone SECONDS] [--streams G]...
 ///                     [--chunk BYTES]... [--receive G]... [--compute B] [--dma on|off]
-///                     [--dma-bytes BYTES] [--sums-once on|off] [--piece-ns NS] [--check-up-to M]
+///                     [--dma-bytes BYTES] [--sums-once on|off] [--spans on|off]
+///                     [--piece-ns NS] [--check-up-to M]
 ///                     [--json FILE]
 ///
 /// N and K are each rank's: AG+GEMM: B_r is [K, N]; the other two: A_r is [M, K]. All ranks' work

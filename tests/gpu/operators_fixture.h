@@ -75,6 +75,8 @@ class Operators : public OnGpus<World> {
     const std::vector<Way> all = ways();
     take(all[random_() % all.size()], setup);
     setup.options.dma_bytes = 1 << (15 + random_() % 8);
+    // AG+GEMM of few rows: tiles of either kind.
+    setup.options.spans = random_() % 2 == 0;
     setup.options.sums_once = random_() % 2 == 0;  // GEMM+RS over nodes: both ways to sum a shard
     // Tiles that are summed: at a pace of any kind, also where the operator would choose none.
     setup.options.piece_ns = static_cast<std::uint32_t>(random_() % 4) * 1500;

@@ -37,6 +37,8 @@ struct CudaOptions {
   /// chosen.
   std::optional<bool> dma;
   std::uint32_t dma_bytes = 0;  ///< that they bring at a time; 0: chosen
+  /// AllGather+GEMM: AgGemmLaunch::spans, where tiles may. Not set: chosen.
+  std::optional<bool> spans;
   /// GEMM+ReduceScatter over several nodes of several ranks: GemmRsLaunch::sums_once. Not set:
   /// chosen.
   std::optional<bool> sums_once;

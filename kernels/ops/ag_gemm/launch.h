@@ -22,12 +22,13 @@ struct AgGemmLaunch : Launch {
   std::byte* gathered = nullptr;    ///< where the caller wants the whole A, m rows packed; or null
   std::uint32_t collect_parts = 1;  ///< of each chunk on its way there: an executor's choice
   bool in_place = false;            ///< `shard` is what AgGemmPlan::in_place says
+  bool spans = false;               ///< of this rank, where AgGemmSchedule::may_span()
   Arrival arrival = Arrival::kSideBySide;  ///< of the node's rows, and the order of their tiles
   gather::Sharing sharing;                 ///< but where they are shared in turn by blocks
   gather::PassingOn onward;                ///< of what comes over the network
 
   /// When m is settled, before the blocks begin.
-  void make_schedule() { schedule = AgGemmSchedule(plan, context.world, m); }
+  void make_schedule() { schedule = AgGemmSchedule(plan, context.world, m, spans); }
   /// Chunks that this rank sends to other nodes.
   std::uint32_t chunks_sent() const {
     return gather_chunks_sent(schedule.gather(),

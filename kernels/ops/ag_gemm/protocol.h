@@ -102,7 +102,7 @@ class AgGemmEvenSteps {
   std::uint32_t tiles_;
 };
 
-/// A tile waits for its rows of A; in an unfused launch for everybody's.
+/// A tile waits for its rows of A; for everybody's in an unfused launch, or if it spans all shards.
 template <class Block>
 class AgGemmInputBarrier {
  public:
@@ -116,7 +116,9 @@ class AgGemmInputBarrier {
   };
 
   MK_HOST_DEVICE AgGemmInputBarrier(const Params& params, Block& block)
-      : params_(params), block_(block), all_(params.unfused) {}
+      : params_(params),
+        block_(block),
+        all_(params.unfused || params.order.tiles.schedule.spans()) {}
 
   /// Returns when the rows of that tile are here, or a wait has failed (now or before).
   MK_HOST_DEVICE void await_rows(const AgGemmTile& tile) {

@@ -45,10 +45,17 @@ inline bool compute(AgGemmBlock<Executor>& block) {
     const AgGemmTile tile = scheduler_params.order.tiles.find(next);
     barrier.await_rows(tile);
     if (barrier.failed()) return false;
-    std::uint64_t stride_bytes = 0;
-    const std::byte* rows = block.rows_of(tile, &stride_bytes);
     const std::uint64_t begin_ns = block.span_begin();
-    if (!block.executor.multiply(tile, rows, stride_bytes)) {
+    const auto multiply = [&block](const AgGemmTile& part) {
+      std::uint64_t stride_bytes = 0;
+      const std::byte* const rows = block.rows_of(part, &stride_bytes);
+      return block.executor.multiply(part, rows, stride_bytes);
+    };
+    bool made = true;
+    if (!block.schedule.spans()) made = multiply(tile);
+    for (std::uint32_t rank = 0; block.schedule.spans() && rank < block.world.size(); ++rank)
+      made = made && multiply(block.schedule.part_of(tile, rank));
+    if (!made) {
       block.stop();
       return false;
     }

@@ -2,8 +2,10 @@
 /// One launch of AllGather+GEMM as index arithmetic: whose rows are where in A, which tile of C a
 /// rank computes when, and what it needs for it. Compiles for host and device.
 ///
-/// A's m rows are dealt out over all ranks in rank order (shard_of). Each shard is cut into tiles
-/// of its own, so a tile needs rows of one rank. A rank computes the tiles of, in this order:
+/// A's m rows are dealt out over all ranks in rank order (shard_of). One row of tiles may span all
+/// shards, if they have few rows (may_span): it reads B once, and each tile waits for all rows.
+/// Else each shard is cut into tiles of its own, so a tile needs rows of one rank. A rank computes
+/// the tiles of, in this order:
 ///  1. its own shard, in bands of kBandTiles rows of tiles;
 ///  2. the shards of its node's other ranks, from the next local rank on, which arrive side by
 ///     side: the first row of tiles of each, then the second one of each, ..., so many rows at a
@@ -28,7 +30,7 @@
 namespace mk::kernels {
 
 struct AgGemmTile {
-  std::uint32_t origin = 0;  ///< the rank whose rows it needs
+  std::uint32_t origin = 0;  ///< the rank whose rows it needs; this rank, if it spans all shards
   std::uint32_t row = 0;     ///< the first of them, within the origin's shard
   TileRect rect;             ///< its place in C
 };
@@ -36,21 +38,40 @@ struct AgGemmTile {
 class AgGemmSchedule {
  public:
   AgGemmSchedule() = default;
-  /// As the rank of `world` sees it.
-  MK_HOST_DEVICE AgGemmSchedule(const AgGemmGeometry& plan, const World& world, std::uint32_t m)
+  /// As the rank of `world` sees it. `spans`: only where it may_span().
+  MK_HOST_DEVICE AgGemmSchedule(const AgGemmGeometry& plan, const World& world, std::uint32_t m,
+                                bool spans = false)
       : m_(m),
         shards_(m, world.size()),
-        small_(shards_.least(), plan.max.n, plan.tile_m, plan.tile_n, plan.epilogue.column_step()),
-        large_(shards_.most(), plan.max.n, plan.tile_m, plan.tile_n, plan.epilogue.column_step()),
-        gather_(plan.gather, world) {}
+        small_(spans ? m : shards_.least(), plan.max.n, plan.tile_m, plan.tile_n,
+               plan.epilogue.column_step()),
+        large_(spans ? m : shards_.most(), plan.max.n, plan.tile_m, plan.tile_n,
+               plan.epilogue.column_step()),
+        gather_(plan.gather, world),
+        spans_(spans) {}
+
+  /// Within a tile that spans all shards each begins at a multiple of so many rows: a GPU's boxes
+  /// of rows do.
+  static constexpr std::uint32_t kSpanRows = 8;
+  /// From one shard's first row to the next one's in a tile that spans all, of m rows.
+  MK_HOST_DEVICE static constexpr std::uint32_t span_step(std::uint32_t m, std::uint32_t ranks) {
+    return div_up(shard_rows_max(m, ranks), kSpanRows) * kSpanRows;
+  }
+  /// On one node: each rank has rows, and a tile of `tile_m` rows holds them all.
+  MK_HOST_DEVICE static constexpr bool may_span(std::uint32_t nodes, std::uint32_t locals,
+                                                std::uint32_t m, std::uint32_t tile_m) {
+    return nodes == 1 && locals > 1 && m >= locals && locals * span_step(m, locals) <= tile_m;
+  }
 
   MK_HOST_DEVICE std::uint32_t m() const { return m_; }
   MK_HOST_DEVICE const World& world() const { return gather_.world(); }
   MK_HOST_DEVICE const GatherSchedule& gather() const { return gather_; }
+  MK_HOST_DEVICE bool spans() const { return spans_; }
+  MK_HOST_DEVICE std::uint32_t span_step() const { return span_step(m_, world().size()); }
 
   /// The rows of A, and of C, that rank `origin` brings.
   MK_HOST_DEVICE ShardRange shard(std::uint32_t origin) const { return shards_.of(origin); }
-  /// Its tiles.
+  /// Its tiles; if they span all shards, those of all.
   MK_HOST_DEVICE const TileGrid& grid(std::uint32_t origin) const {
     return shards_.even() || shard(origin).count == shards_.least() ? small_ : large_;
   }
@@ -64,6 +85,7 @@ class AgGemmSchedule {
   MK_HOST_DEVICE std::uint32_t rounds_everywhere() const { return small_.tiles_m(); }
   /// All tiles of C.
   MK_HOST_DEVICE std::uint32_t tiles() const {
+    if (spans_) return large_.tiles();
     std::uint32_t rows = 0;
     for (std::uint32_t rank = 0; rank < world().size(); ++rank) rows += grid(rank).tiles_m();
     return rows * tiles_n();
@@ -75,13 +97,18 @@ class AgGemmSchedule {
     AgGemmTile tile;
     tile.origin = origin;
     tile.row = round * tiles.tile_rows();
-    tile.rect.row = shard(origin).first + tile.row;
+    tile.rect.row = (spans_ ? 0 : shard(origin).first) + tile.row;
     tile.rect.column = column * tiles.tile_cols();
     const std::uint32_t rows_left = tiles.rows() - tile.row;
     const std::uint32_t columns_left = tiles.columns() - tile.rect.column;
     tile.rect.rows = rows_left < tiles.tile_rows() ? rows_left : tiles.tile_rows();
     tile.rect.columns = columns_left < tiles.tile_cols() ? columns_left : tiles.tile_cols();
     return tile;
+  }
+  /// Of a tile that spans all shards: the part that needs that rank's rows.
+  MK_HOST_DEVICE AgGemmTile part_of(const AgGemmTile& tile, std::uint32_t origin) const {
+    const ShardRange rows = shard(origin);
+    return {origin, 0, {rows.first, tile.rect.column, rows.count, tile.rect.columns}};
   }
   /// Of B, k by n.
   MK_HOST_DEVICE std::uint64_t b_bytes() const {
@@ -104,6 +131,7 @@ class AgGemmSchedule {
   TileGrid small_;  ///< of a shard of m / W rows
   TileGrid large_;  ///< of a shard with one row more, if there are such
   GatherSchedule gather_;
+  bool spans_ = false;
 };
 
 /// How the rows of a node's other ranks arrive at a rank.
@@ -271,6 +299,8 @@ class AgGemmWalk {
   /// The next band that has tiles.
   MK_HOST_DEVICE void next_band() {
     first_ += members_;
+    if (schedule_.spans() && first_ == rows_) hops_ = schedule_.world().nodes;
+    if (done()) return;
     while (first_ == rows_) {
       // After the last whole shard the hop's others come, if there are any.
       if (!is_whole() || (++whole_at_ == bands_.whole && bands_.whole == schedule_.world().locals))

@@ -99,6 +99,7 @@ Status AgGemmCuda::plan_with(const RankContext& context, const CudaOptions& opti
 
 Status AgGemmCuda::start(const RankContext& context, const CudaOptions& options) {
   const World& of = context.world;
+  spans_ = options.spans;
   MK_RETURN_IF_ERROR(check_dma(context, options));
   MK_RETURN_IF_ERROR(plan_with(context, options));
   if (planned_.candidate.engines) {
@@ -160,14 +161,18 @@ Status AgGemmCuda::launch(cudaStream_t stream, const GemmMatrices& of, std::uint
   MK_ASSIGN_OR_RETURN(const bool in_place, plan_.in_place(arguments_.launch.context, of.a, of.lda));
   const cuda::OnDevice on_device(device());
   planned_.problem.in_place = in_place;
+  arguments_.launch.spans = spans(m);
   choose_form(stream, m, mode);
   const AgGemmSchedule& schedule = arguments_.launch.schedule;
   const std::uint32_t shard_rows = schedule.shard(world().rank()).count;
   // Shards of one row more may have lower tiles.
-  const std::uint32_t tile_rows =
-      std::max(schedule.small_grid().tile_rows(), schedule.large_grid().tile_rows());
+  const std::uint32_t tile_rows = schedule.spans() ? schedule.span_step()
+                                                   : std::max(schedule.small_grid().tile_rows(),
+                                                              schedule.large_grid().tile_rows());
   MK_RETURN_IF_ERROR(set_product(of.a, of.lda, shard_rows, tile_rows, of.b, of.ldb));
   MK_RETURN_IF_ERROR(make_maps(of.c, of.ldc, m));
+  // A tile that spans all shards has a box of each.
+  if (schedule.spans()) arguments_.product.a_box_rows *= static_cast<int>(world().size());
   set_epilogue(of.bias);
   if (shard_rows == 0) arguments_.product.a = arguments_.gathered;  // nothing is loaded by it
   arguments_.launch.shard =
@@ -181,6 +186,11 @@ Status AgGemmCuda::launch(cudaStream_t stream, const GemmMatrices& of, std::uint
   return engines_.launch(
       stream, *arguments_.frame.state, [&] { return enqueue(stream, of); },
       [this](cuda::DmaQueue& queue) { return bring(queue); });
+}
+
+bool AgGemmCuda::spans(std::uint32_t m) const {
+  if (!AgGemmSchedule::may_span(plan_.nodes, plan_.locals, m, plan_.tile_m)) return false;
+  return spans_ ? *spans_ : planned_.spans(m);
 }
 
 /// This rank's rows to each of the node's others, as gather::share_in_turn has them: so each has

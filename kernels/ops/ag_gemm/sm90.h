@@ -68,7 +68,9 @@ class AgGemmCuda : public cuda::OperatorBase<AgGemmPlan, cuda::AgGemmArguments> 
   Status create_engines(const CudaOptions& options);
   Status make_maps(void* c, std::uint64_t ldc, std::uint32_t m);
   Status bring(cuda::DmaQueue& queue) const;
+  bool spans(std::uint32_t m) const;
 
+  std::optional<bool> spans_;  ///< CudaOptions::spans
   cuda::RowEngines engines_;
   std::uint32_t dma_bytes_ = 0;
 };

@@ -55,6 +55,8 @@ struct AgGemmOp {
     return schedule.tiles() > kFewTiles && arrival == Arrival::kSideBySide;
   }
 
+  static constexpr std::uint32_t kStageRowBytes = kBlockK * kElementBytes;
+
   /// Of a group that shares, or, where all those receive, that has received: what `collect` does
   /// elsewhere, one of them does here.
   static __device__ bool ends(Block<Executor>& block) {
@@ -74,7 +76,8 @@ struct AgGemmOp {
          world,
          arguments.gathered,
          waits_done<AgGemmOp>(arguments),
-         taken},
+         taken,
+         schedule.spans() ? schedule.span_step() * kStageRowBytes : 0},
         {order.tiles, arguments.c_tile, arguments.c_eight, static_cast<std::byte*>(arguments.c),
          arguments.ldc * kElementBytes, launch.plan.epilogue, launch.plan.result_columns()});
     params.gemm.epilogue.tiles = {schedule.large_grid().tile_cols()};

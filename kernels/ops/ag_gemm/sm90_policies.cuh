@@ -48,6 +48,7 @@ class AgGemmGate {
     CUtensorMap gathered;  ///< see AgGemmArguments
     WaitsDone waits_done;
     const std::uint32_t* taken;  ///< the scheduler's
+    std::uint32_t span_bytes;    ///< of a stage, of each shard, if tiles span all; else 0
   };
   using Shared = BlockGateShared<AgGemmLaunch, AgGemmBlock, WarpGateExecutor>;
 
@@ -65,15 +66,19 @@ class AgGemmGate {
     constexpr int kLook = 8;
     const AgGemmTile tile = tiles.find({m, n});
     row_ = static_cast<int>(tile.row);
-    slot_ = tile.origin == params_.world.rank()
+    const bool spans = params_.span_bytes != 0;
+    slot_ = tile.origin == params_.world.rank() && !spans
                 ? kOwn
-                : static_cast<int>(tiles.schedule.gather().slot_index(block_->bank, tile.origin));
+                : static_cast<int>(
+                      tiles.schedule.gather().slot_index(block_->bank, spans ? 0 : tile.origin));
     barrier_.await_rows(tile);
     return params_.waits_done.counts() ? kLook : kAllReady;
   }
   __device__ void load_a(const CUtensorMap& own, std::uint64_t* full, std::uint64_t hint, void* to,
                          int k) const {
-    if (slot_ == kOwn) {
+    if (params_.span_bytes != 0) {
+      load_shards(own, full, hint, static_cast<std::byte*>(to), k);
+    } else if (slot_ == kOwn) {
       cute::SM90_TMA_LOAD_2D::copy(&own, full, hint, to, k, row_);
     } else {
       cute::SM90_TMA_LOAD_3D::copy(&params_.gathered, full, hint, to, k, row_, slot_);
@@ -85,6 +90,20 @@ class AgGemmGate {
 
  private:
   static constexpr int kOwn = -1;
+  /// All shards, each from its first row on, into their parts of a stage.
+  __device__ void load_shards(const CUtensorMap& own, std::uint64_t* full, std::uint64_t hint,
+                              std::byte* to, int k) const {
+    const auto locals = static_cast<int>(params_.world.locals);
+#pragma unroll 1
+    for (int rank = 0; rank < locals; ++rank, to += params_.span_bytes) {
+      if (rank == static_cast<int>(params_.world.local)) {
+        cute::SM90_TMA_LOAD_2D::copy(&own, full, hint, to, k, 0);
+      } else {
+        cute::SM90_TMA_LOAD_3D::copy(&params_.gathered, full, hint, to, k, 0, slot_ + rank);
+      }
+    }
+  }
+
   __device__ void note() {
     params_.waits_done.note();
     noted_ = true;
@@ -94,7 +113,7 @@ class AgGemmGate {
   Shared::Block* block_;
   InputBarrier barrier_;
   int row_ = 0;
-  int slot_ = kOwn;
+  int slot_ = kOwn;     ///< the origin's; of a tile that spans all shards, rank 0's
   bool noted_ = false;  ///< waits_done
 };
 
@@ -124,15 +143,37 @@ class AgGemmStore {
     if (piece.column == 0) {
       rect_ = params_.epilogue.result_of(params_.tiles.find({piece.m, piece.n}).rect);
     }
-    const int rows = static_cast<int>(rect_.rows) - piece.row;
-    if (rows <= 0 || piece.column >= static_cast<int>(rect_.columns)) return;
-    const int row = static_cast<int>(rect_.row) + piece.row;
+    if (piece.column >= static_cast<int>(rect_.columns)) return;
+    const auto* bytes = static_cast<const std::uint8_t*>(piece.bytes);
     const int column = static_cast<int>(rect_.column) + piece.column;
-    if (rows >= kWarpgroupRows) {
-      cute::SM90_TMA_STORE_2D::copy(&params_.c_tile, piece.bytes, column, row);
+    const AgGemmSchedule& schedule = params_.tiles.schedule;
+    if (!schedule.spans()) {
+      put_rows(bytes, static_cast<int>(rect_.rows) - piece.row,
+               static_cast<int>(rect_.row) + piece.row, column);
       return;
     }
-    const auto* bytes = static_cast<const std::uint8_t*>(piece.bytes);
+    const auto step = static_cast<int>(schedule.span_step());
+#pragma unroll 1
+    for (std::uint32_t rank = 0; rank < schedule.world().size(); ++rank) {
+      const ShardRange shard = schedule.shard(rank);
+      const int begin = static_cast<int>(rank) * step;
+      const int first = max(begin, piece.row);
+      const int end = min(begin + static_cast<int>(shard.count), piece.row + kWarpgroupRows);
+      put_rows(bytes + (first - piece.row) * kRowBytes, end - first,
+               static_cast<int>(shard.first) + first - begin, column);
+    }
+  }
+  __device__ void tile_done(int, int, int) {}
+  __device__ void finish() {}
+
+ private:
+  static constexpr int kRowBytes = 128;
+  /// From rows of a piece that begin at a multiple of eight to rows of C, if there are any.
+  __device__ void put_rows(const std::uint8_t* bytes, int rows, int row, int column) const {
+    if (rows >= kWarpgroupRows) {
+      cute::SM90_TMA_STORE_2D::copy(&params_.c_tile, bytes, column, row);
+      return;
+    }
     int done = 0;
     for (; done + 8 <= rows; done += 8) {
       cute::SM90_TMA_STORE_2D::copy(&params_.c_eight, bytes + done * kRowBytes, column, row + done);
@@ -147,11 +188,7 @@ class AgGemmStore {
       }
     }
   }
-  __device__ void tile_done(int, int, int) {}
-  __device__ void finish() {}
 
- private:
-  static constexpr int kRowBytes = 128;
   const Params& params_;
   TileRect rect_;
 };

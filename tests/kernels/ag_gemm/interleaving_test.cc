@@ -19,6 +19,7 @@ namespace {
 struct AgGemmOptions : SimOptions {
   Shape max;
   Tiling tiling;
+  bool spans = false;  ///< of every other rank and launch, where tiles may
 };
 
 /// A's element in a launch.
@@ -82,12 +83,14 @@ class AgGemmSimulation : private SimOperator {
  public:
   explicit AgGemmSimulation(const AgGemmOptions& options)
       : plan_(make_plan(options)),
+        spans_(options.spans),
         ranks_(make_ranks(options, plan_)),
         simulation_(*this, options, plan_.workspace_bytes, plan_.flag_count()) {}
 
   std::string run() { return simulation_.run(); }
   bool saw_wrong_element() const { return simulation_.saw_wrong_element(); }
   std::uint64_t passed_on() const { return passed_on_; }
+  std::uint32_t spanned() const { return spanned_; }
 
  private:
   static AgGemmPlan make_plan(const AgGemmOptions& options) {
@@ -115,6 +118,10 @@ class AgGemmSimulation : private SimOperator {
   }
   void begin(std::uint32_t index) override {
     AgGemmRank& rank = ranks_[index];
+    rank.launch.spans =
+        spans_ && (rank.launch.epoch + index) % 2 == 0 &&
+        AgGemmSchedule::may_span(plan_.nodes, plan_.locals, rank.launch.m, plan_.tile_m);
+    spanned_ += rank.launch.spans;
     rank.launch.make_schedule();
     const std::uint32_t k = plan_.max.k;
     const ShardRange shard =
@@ -237,6 +244,8 @@ class AgGemmSimulation : private SimOperator {
   }
 
   AgGemmPlan plan_;
+  const bool spans_;
+  std::uint32_t spanned_ = 0;  ///< launches of a rank
   std::vector<AgGemmRank> ranks_;
   std::uint64_t passed_on_ = 0;  ///< pieces, by DMA engines
   Simulation simulation_;
@@ -285,6 +294,24 @@ TEST(AgGemmInterleaving, EnginesPassOnWhatComesOverTheNetwork) {
     pieces += simulation.passed_on();
   }
   EXPECT_GT(pieces, 1000u);
+}
+
+// Some ranks' tiles span all shards, others' do not.
+TEST(AgGemmInterleaving, TilesThatSpanAllShardsWaitForAllRows) {
+  std::uint32_t spanned = 0;
+  for (std::uint64_t seed = 1; seed <= 100; ++seed) {
+    auto options =
+        small_world<AgGemmOptions>(1, static_cast<std::uint32_t>(2 + seed % 3), {}, seed);
+    options.max = {40, 24, 12};
+    options.tiling = {128, 8, 64, static_cast<std::uint32_t>(1 + seed / 2 % 2),
+                      static_cast<std::uint32_t>(seed / 4 % 2)};
+    options.launches = random_sim_launches(8, options.max.m, seed);
+    options.spans = true;
+    AgGemmSimulation simulation(options);
+    ASSERT_EQ(simulation.run(), "") << "seed " << seed;
+    spanned += simulation.spanned();
+  }
+  EXPECT_GT(spanned, 800u);
 }
 
 /// In how many of 20 runs a wrong element was seen.

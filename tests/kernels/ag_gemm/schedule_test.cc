@@ -85,6 +85,56 @@ TEST(AgGemmSchedule, EveryElementOfCIsComputedOnceFromTheRowsAHasThere) {
   });
 }
 
+// One row of tiles, whose part of each shard begins at a multiple of eight rows: all of C, column
+// by column. Every number of rows and of ranks.
+TEST(AgGemmSchedule, TilesThatSpanAllShardsCoverCOnce) {
+  std::uint32_t spanning = 0;
+  for (std::uint32_t locals = 1; locals <= 8; ++locals) {
+    for (std::uint32_t m = 1; m <= 140; ++m) {
+      const bool spans = AgGemmSchedule::may_span(1, locals, m, 128);
+      EXPECT_FALSE(AgGemmSchedule::may_span(2, locals, m, 128));
+      EXPECT_EQ(spans,
+                locals > 1 && m >= locals && (m + locals - 1) / locals <= 128 / locals / 8 * 8)
+          << locals << " ranks, " << m;
+      if (!spans) continue;
+      ++spanning;
+      const auto plan = AgGemmPlan::make(1, locals, {m, 200, 8}, DType::kBf16, {128, 64, 256, 0});
+      ASSERT_TRUE(plan) << plan.error().message;
+      const std::uint32_t own = m % locals;
+      const AgGemmSchedule schedule(*plan, {1, locals, 0, own}, m, true);
+      const std::uint32_t step = schedule.span_step();
+      EXPECT_EQ(0u, step % 8);
+      EXPECT_LE(locals * step, 128u);
+      const auto tiles = all_tiles(schedule);
+      ASSERT_EQ(schedule.tiles(), tiles.size());
+      ASSERT_EQ(4u, tiles.size());
+      std::uint32_t column = 0;
+      for (const AgGemmTile& tile : tiles) {
+        EXPECT_EQ(own, tile.origin);
+        EXPECT_EQ(0u, tile.rect.row);
+        EXPECT_EQ(m, tile.rect.rows);
+        EXPECT_EQ(column, tile.rect.column);
+        column += tile.rect.columns;
+        std::uint32_t row = 0;
+        for (std::uint32_t rank = 0; rank < locals; ++rank) {
+          const AgGemmTile part = schedule.part_of(tile, rank);
+          EXPECT_EQ(rank, part.origin);
+          EXPECT_EQ(0u, part.row);
+          EXPECT_EQ(row, part.rect.row);
+          EXPECT_EQ(shard_of(m, locals, rank).count, part.rect.rows);
+          EXPECT_LE(part.rect.rows, step);
+          EXPECT_EQ(tile.rect.column, part.rect.column);
+          EXPECT_EQ(tile.rect.columns, part.rect.columns);
+          row += part.rect.rows;
+        }
+        EXPECT_EQ(m, row);
+      }
+      EXPECT_EQ(200u, column);
+    }
+  }
+  EXPECT_GT(spanning, 500u);
+}
+
 // Own shard in bands, then hop by hop, the own node's others first; on each hop the rails' rows of
 // tiles round by round, so many at a time; in each band column by column. The next shards of the
 // own node may be walked like its own.

@@ -66,6 +66,37 @@ TEST(PlanModel, ATileTakesItsStepsAndItsEnds) {
   EXPECT_DOUBLE_EQ(tile_us(machine, tiling, 10, 0), 5);
 }
 
+// AllGather+GEMM of few rows, on 100 SMs. With 80 columns of tiles both ranks' rows take two waves
+// of tiles; a row of tiles that spans both takes one, with a second box of rows in each step. With
+// 40 columns both kinds take one wave, so the box decides.
+TEST(PlanModel, TilesSpanAllShardsWhereThatSavesAWave) {
+  Machine machine = plain_machine();
+  machine.step_us_box = 0.1;
+  machine.weights_gb_s = 1e9;  // all of it is the product
+  for (const std::uint32_t columns : {80u, 40u}) {
+    Problem problem;
+    problem.locals = 2;
+    problem.shape = {64, columns * 256, 6400};
+    const Candidate candidate = candidate_of(problem, machine, 12);
+    const bool saves = columns == 80;
+    EXPECT_EQ(saves, spans_shards(problem, machine, candidate));
+    const Timeline time = predict(problem, machine, candidate);
+    if (saves) {
+      // 100 steps of 1 + 0.1 µs, behind the rows.
+      EXPECT_NEAR(110, time.compute, 1e-6);
+      EXPECT_NEAR(time.launch + time.local + 110, time.total, 1e-6);
+    } else {
+      EXPECT_LT(time.compute, 105);
+    }
+    // Where a tile holds them no more, or over nodes, rows have tiles of their own.
+    problem.shape.m = 136;
+    EXPECT_FALSE(spans_shards(problem, machine, candidate_of(problem, machine, 12)));
+    problem.shape.m = 64;
+    problem.nodes = 2;
+    EXPECT_FALSE(spans_shards(problem, machine, candidate_of(problem, machine, 12, 6)));
+  }
+}
+
 TEST(PlanModel, NarrowTilesTakeLongerAsTheWeightsOutgrowL2) {
   Machine machine = plain_machine();
   machine.l2_share_128 = 0.3;
