@@ -16,7 +16,7 @@
 namespace mk::kernels::cuda {
 namespace {
 
-/// What a lane of the poller loads at a time.
+/// A lane of the poller loads so much at a time.
 constexpr std::uint64_t kPolledBytes = 16;
 
 }  // namespace

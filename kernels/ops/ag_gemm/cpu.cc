@@ -28,7 +28,7 @@ struct Matrices {
   const std::uint16_t* bias = nullptr;
 };
 
-/// What kernels/ops/ag_gemm/run_role.h asks of an executor, for one block on one thread. Stores and
+/// An executor for kernels/ops/ag_gemm/run_role.h: one block on one thread. Stores and
 /// loads are this thread's own plain ones, so flags order them without further ado.
 class CpuExecutor : public CpuPacer {
  public:
@@ -100,7 +100,7 @@ class AgGemmCpu::Impl : private RoleBody {
     const World& world = launch_.context.world;
     const TileGrid columns(1, plan_.max.n, plan_.tile_m, plan_.tile_n,
                            plan_.epilogue.column_step());
-    // Of any launch: smaller ones may have taller tiles.
+    // Smaller launches may have taller tiles.
     const CpuGemm::TileShape tile{std::min(plan_.tile_m, shard_rows_max(plan_.max.m, world.size())),
                                   columns.tile_cols()};
     MK_ASSIGN_OR_RETURN(
