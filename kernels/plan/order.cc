@@ -193,8 +193,10 @@ double ring_attention_us(const Problem& problem, const Machine& machine, const C
     }
     const double of_part = tiles / 2.0;
     const double half = row < of_part ? 0 : 1;
-    const double of_keys = rows_us / tiles / ranks;  // a part's, which all of its rows see
-    return {of_keys * (half + (row - half * of_part + 0.5) / of_part), of_keys * 2 * half};
+    const double first = (row - half * of_part) * tile;
+    const double rows = std::min<double>(tile, part - first);
+    const double of_keys = rows_us / 2 * rows / part / ranks;  // a part's, which all rows see
+    return {of_keys * (half + (first + rows / 2) / part), of_keys * 2 * half};
   };
   std::priority_queue<double, std::vector<double>, std::greater<>> free;
   for (double block = 0; block < blocks; ++block) free.push(0);
