@@ -83,6 +83,11 @@ class GatherBlock {
     *count = row_count(origin);
     return true;
   }
+  /// The chunks of an origin of this rail, whose header is there then; 0: the launch has failed.
+  MK_HOST_DEVICE std::uint32_t await_chunk_count(std::uint32_t origin) {
+    const bool here = await_landed(origin, 0) && check_header(origin);
+    return here ? schedule.chunks(row_count(origin)) : 0;
+  }
   /// The same, of an origin whose rows this block has awaited before.
   MK_HOST_DEVICE std::uint32_t row_count(std::uint32_t origin) const {
     if (origin == block.world.rank()) return own_rows;

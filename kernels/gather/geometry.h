@@ -49,6 +49,7 @@ struct GatherGeometry {
   std::uint32_t row_bytes = 0;
   std::uint32_t chunk_bytes = 0;  ///< a multiple of kGatherLine; rows may straddle chunks
   std::uint32_t chunks_max = 0;   ///< of one rank, the header's included
+  std::uint32_t turn_chunks = 0;  ///< ChunkOrder
   std::uint32_t banks = 2;        ///< the operator's (Launch::banks)
   /// Banks of the slots that the ranks of a node fill for each other: `banks`; or 1: always the
   /// first bank's, so that every launch has them at one place. Those of other nodes have `banks`.

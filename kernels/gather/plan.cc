@@ -112,10 +112,10 @@ std::uint32_t GatherPlan::flag_count() const {
 }
 
 std::uint64_t GatherPlan::fingerprint() const {
-  constexpr std::uint64_t kRules = 5;
+  constexpr std::uint64_t kRules = 6;
   return fingerprint_of({FlagMap{nodes, banks, chunks_max}.rules(kRules), nodes, locals,
-                         static_cast<std::uint64_t>(kind), rows_max, row_bytes, chunk_bytes, banks,
-                         local_banks, first_flag, layout.slots});
+                         static_cast<std::uint64_t>(kind), rows_max, row_bytes, chunk_bytes,
+                         turn_chunks, banks, local_banks, first_flag, layout.slots});
 }
 
 }  // namespace mk::kernels

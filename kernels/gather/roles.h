@@ -28,11 +28,11 @@
 ///
 /// Why nothing waits in a circle: within a launch, a rank's own chunks wait for nobody's of this
 /// launch. A chunk at hop h waits for the same chunk at hop h - 1, and for those that its send and
-/// receive blocks take before it. These are of the same or of fewer hops, in the same order on all
-/// ranks. (A block may have two roles, share and then receive.) Engines that bring rows wait for
-/// the node's ranks to end e - b, then for arrivals in the order of their hops. Only the readers of
-/// what they bring, and the end of their rank's receive role, wait for them. Between launches:
-/// whatever launch e awaits of launch e - b (b: banks) ends without e.
+/// receive blocks take before it. All ranks take them in one order (ChunkOrder), in which the chunk
+/// at hop h - 1 comes first. (A block may have two roles, share and then receive.) Engines
+/// that bring rows wait for the node's ranks to end e - b, then for arrivals in the order of their
+/// hops. Only the readers of what they bring, and the end of their rank's receive role, wait for
+/// them. Between launches: whatever launch e awaits of launch e - b (b: banks) ends without e.
 ///
 /// Why nothing is overwritten too early (e: this launch, b = banks, for own rows local_banks):
 ///  - A local rank's slot, by share and receive, or by engines for them: written after that local
@@ -187,8 +187,9 @@ MK_HOST_DEVICE inline bool share(GatherBlock<Executor>& gather, const Source& so
   return true;
 }
 
-/// Sends round the ring: chunks `index`, `index` + `blocks`, ... of this rank's own shard, and of
-/// its rail's others as they arrive, `index` being this block's. Only with several nodes.
+/// Sends round the ring: runs of this rank's own chunks, and of its rail's others as they arrive
+/// (ChunkOrder). It takes chunks `index`, `index` + `blocks`, ... of each run, `index` being this
+/// block's. Only with several nodes.
 template <class Executor>
 MK_HOST_DEVICE inline bool send_shards(GatherBlock<Executor>& gather, Channel<Executor>& channel,
                                        std::uint32_t blocks) {
@@ -196,18 +197,21 @@ MK_HOST_DEVICE inline bool send_shards(GatherBlock<Executor>& gather, Channel<Ex
   const World& world = block.world;
   const GatherSchedule& schedule = gather.schedule;
   const std::uint32_t to = schedule.successor();
-  std::uint32_t rows = gather.own_rows;
   // Before the rows, which the first look may have to wait for.
   if (!gather.await_release()) return false;
-  for (std::uint32_t hops = 0; hops < schedule.shards_sent(); ++hops) {
+  const auto chunks_of = [&](std::uint32_t hops) {
+    return gather.await_chunk_count(world.rail_peer(schedule.node_at(hops)));
+  };
+  return schedule.order().for_each_run(chunks_of, [&](std::uint32_t hops, const ChunkRange& range) {
     const std::uint32_t node = schedule.node_at(hops);
     const std::uint32_t origin = world.rail_peer(node);
+    const std::uint32_t rows = gather.row_count(origin);
     const Route route{to, gather.sent_from(origin), schedule.slot_elsewhere(block.bank, origin),
                       schedule.arrival(block.bank, to, node, 0)};
-    if (hops == 0 && gather.in_place && block.index == 0)
+    if (hops == 0 && range.begin == 0 && gather.in_place && block.index == 0)
       write_header(gather, block.at(route.source));
-    const ChunkRun run = ChunkRun::below(schedule.chunks(rows), block.index, blocks);
-    const bool sent = channel.send_when_ready(
+    const ChunkRun run = ChunkRun::below(range.end, range.begin + block.index, blocks);
+    return channel.send_when_ready(
         {run, 1, schedule.geometry().chunk_bytes, node, nullptr},
         [&](std::uint32_t /*peer*/) { return route; },
         [&](std::uint32_t chunk) { return schedule.chunk_range(rows, chunk); },
@@ -216,12 +220,7 @@ MK_HOST_DEVICE inline bool send_shards(GatherBlock<Executor>& gather, Channel<Ex
           const std::uint32_t least = chunk == 0 && count > 1 ? 2 : 1;
           return gather.await_sendable(origin, chunk, least, count, blocks);
         });
-    if (!sent) return false;
-    const bool last = hops + 1 == schedule.shards_sent();
-    const std::uint32_t next = world.rail_peer(schedule.node_at(hops + 1));
-    if (!last && !gather.await_row_count(next, &rows)) return false;
-  }
-  return true;
+  });
 }
 
 /// Between two gathers of which the first is the more urgent. Block 0 sends all of the first. No
@@ -368,10 +367,11 @@ MK_HOST_DEVICE inline bool pass_on_by_dma(GatherBlock<Executor>& gather, std::ui
   return true;
 }
 
-/// Hands out on this node what arrives for this rank's rail. It goes shard by shard, chunk by
-/// chunk, or, of parts of each chunk, part by part. The function next_step says which of them this
-/// block does. (What engines pass on is block 0's affair.) For `receive`, and for an operator with
-/// several gathers, whose block shows that it is done when it has received all of them.
+/// Hands out on this node what arrives for this rank's rail. It goes in the order of arrivals,
+/// chunk by chunk, or, of parts of each chunk, part by part. The function next_step says which of
+/// them this block does. (What engines pass on is block 0's affair.) For `receive`, and for an
+/// operator with several gathers, whose block shows that it is done when it has received all of
+/// them.
 template <class Executor>
 MK_HOST_DEVICE inline bool receive_shards(GatherBlock<Executor>& gather,
                                           const PassingOn& onward = {}) {
@@ -383,17 +383,20 @@ MK_HOST_DEVICE inline bool receive_shards(GatherBlock<Executor>& gather,
   if (onward.dma_chunks != 0) {
     return block.index != 0 || pass_on_by_dma(gather, onward.dma_chunks);
   }
-  std::uint32_t chunks_before = 0;   // of the shards before
-  std::uint32_t step = block.index;  // of those of all shards
-  for (std::uint32_t hops = 1; hops < world.nodes; ++hops) {
-    const std::uint32_t node = schedule.node_at(hops);
+  std::uint32_t chunks_before = 0;   // of the runs before
+  std::uint32_t step = block.index;  // of those of all runs
+  const auto chunks_of = [&](std::uint32_t shard) {
+    return gather.await_chunk_count(world.rail_peer(schedule.node_at(shard + 1)));
+  };
+  return schedule.order().for_each_run(chunks_of, [&](std::uint32_t shard, const ChunkRange& run) {
+    const std::uint32_t node = schedule.node_at(shard + 1);
     const std::uint32_t origin = world.rail_peer(node);
-    std::uint32_t rows = 0;
-    if (!gather.await_row_count(origin, &rows)) return false;
-    const std::uint32_t chunks = schedule.chunks(rows);
-    for (; step < (chunks_before + chunks) * parts;
+    const std::uint32_t rows = gather.row_count(origin);
+    const std::uint32_t chunks_after = chunks_before + run.end - run.begin;
+    for (; step < chunks_after * parts;
          step = next_step(block, step, block.common.blocks.receive, onward.taken)) {
-      const std::uint32_t chunk = step / parts - chunks_before;
+      const std::uint32_t turn = step / parts;
+      const std::uint32_t chunk = run.end + turn - chunks_after;
       const Part part{step % parts, parts};
       if (!gather.await_chunk(origin, chunk)) return false;
       block.span_mark(SpanKind::kArrival, chunk, node, origin);
@@ -403,11 +406,11 @@ MK_HOST_DEVICE inline bool receive_shards(GatherBlock<Executor>& gather,
         hand_out(gather, origin, range);
         block.span_end(begin_ns, SpanKind::kCopy, chunk, node, origin);
       }
-      if (block.last_part(chunks_before + chunk, part)) gather.publish_ready(origin, chunk);
+      if (block.last_part(turn, part)) gather.publish_ready(origin, chunk);
     }
-    chunks_before += chunks;
-  }
-  return true;
+    chunks_before = chunks_after;
+    return true;
+  });
 }
 
 /// The receive role of an operator with one gather. Only with several nodes and several local

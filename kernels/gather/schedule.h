@@ -37,6 +37,47 @@ struct ChunkRange {
   std::uint32_t end = 0;
 };
 
+/// The order in which a rank sends the chunks of several shards. It is one shard after the other,
+/// or, if the operator's plan says so, **in turns**. Then the first chunks of all shards are there
+/// early, which suits who needs some of each. In turn t, shard s has its run t - s. The predecessor
+/// has sent that a turn before, so nobody waits for the latency of each hop. A shard's last run is
+/// longer, so that shards end one after the other. Else who waits for the last chunks would have
+/// those of all shards left to do.
+struct ChunkOrder {
+  static constexpr std::uint32_t kLastTurns = 4;
+
+  std::uint32_t shards = 0;
+  std::uint32_t turn_chunks = 0;  ///< of a run; 0: all
+
+  /// Run `number` of a shard, in runs of `run` chunks (0: all); an empty one behind its last.
+  MK_HOST_DEVICE static ChunkRange run_of(std::uint32_t number, std::uint32_t run,
+                                          std::uint32_t chunks) {
+    const std::uint32_t begin = number * run;
+    const std::uint32_t last = kLastTurns * run;
+    if (number != 0 && chunks < begin + last) return {chunks, chunks};
+    return {begin, run == 0 || chunks < begin + run + last ? chunks : begin + run};
+  }
+
+  /// Calls `one(shard, ChunkRange)` for each run, in their order. `chunks_of(shard)` says how many
+  /// the shard has, or 0: the launch has failed. It is asked before each run. False: that, or `one`
+  /// says so.
+  template <class ChunksOf, class One>
+  MK_HOST_DEVICE bool for_each_run(ChunksOf&& chunks_of, One&& one) const {
+    const std::uint32_t run = shards > 1 ? turn_chunks : 0;
+    std::uint32_t open = 0;  // the first shard that has not ended
+    for (std::uint32_t turn = 0; open < shards; ++turn) {
+      for (std::uint32_t shard = open; shard <= turn && shard < shards; ++shard) {
+        const std::uint32_t chunks = chunks_of(shard);
+        if (chunks == 0) return false;
+        const ChunkRange range = run_of(turn - shard, run, chunks);
+        if (range.begin < range.end && !one(shard, range)) return false;
+        if (shard == open && range.end == chunks) ++open;
+      }
+    }
+    return true;
+  }
+};
+
 class GatherSchedule {
  public:
   GatherSchedule() = default;
@@ -62,9 +103,11 @@ class GatherSchedule {
   MK_HOST_DEVICE std::uint32_t hops_from(std::uint32_t origin_node) const {
     return node_before(world_.node, origin_node);
   }
-  /// How many shards this rank sends: those of node_at(0) (its own), node_at(1), ..., in this
-  /// order.
+  /// How many shards this rank sends: those of node_at(0) (its own), node_at(1), ...
   MK_HOST_DEVICE std::uint32_t shards_sent() const { return world_.nodes - 1; }
+  /// In which order. Shard s of its predecessor is that of node_at(s + 1): in this order they come
+  /// here, too.
+  MK_HOST_DEVICE ChunkOrder order() const { return {shards_sent(), geometry_.turn_chunks}; }
 
   // --- The order in which rows are to be expected here ---
 

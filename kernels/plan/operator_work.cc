@@ -154,6 +154,7 @@ Result<OrderNumbers> order_numbers(const Problem& problem, MachineKind kind,
     MK_ASSIGN_OR_RETURN(const RingAttentionPlan plan, ring_plan(problem, kind, candidate));
     const RingAttentionSchedule schedule(plan, world, problem.shape.m, Mode::kFused);
     numbers.chunks = schedule.gather().chunks(schedule.gathered_rows(0)) - 1;
+    numbers.turn_chunks = plan.gather.turn_chunks;
   } else if (problem.op == Op::kMoe) {
     MK_ASSIGN_OR_RETURN(const MoeDispatchPlan plan, moe_plan(problem, kind, candidate));
     const MoeDispatchSchedule schedule(plan, world);

@@ -30,6 +30,7 @@ Result<OperatorMemory> memory_by_plan(const Problem& problem, MachineKind kind,
 /// The operator's plan settles this of the order in which things come.
 struct OrderNumbers {
   std::uint32_t chunks = 1;        ///< of a rank's keys or tokens
+  std::uint32_t turn_chunks = 0;   ///< ChunkOrder, of keys
   std::uint32_t table_chunks = 1;  ///< of its routing table
   std::uint32_t tile_rows = 1;     ///< of experts' rows
   std::uint32_t column_tiles = 1;  ///< of their products

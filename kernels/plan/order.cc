@@ -10,6 +10,7 @@
 
 #include "kernels/comm/shard.h"
 #include "kernels/cuda/core/attention_items.h"
+#include "kernels/gather/schedule.h"
 #include "kernels/ops/moe/routing_shape.h"
 #include "kernels/ops/moe/schedule.h"
 #include "kernels/ops/moe/spec.h"
@@ -25,31 +26,43 @@ namespace {
 double us(double bytes, double gb_s) { return gb_s > 0 ? bytes / (gb_s * 1e3) : 0; }
 
 /// Shards that go round the ring in chunks, each as soon as it is there and the rail is free.
-/// Times are those at which the chunks of the last shard so far have come.
 class RingOfShards {
  public:
   struct Shard {
     double bytes = 0;
     double chunks = 1;
   };
-  RingOfShards(const Machine& machine, const Shard& shard)
+  RingOfShards(const Machine& machine, const Shard& shard, const ChunkOrder& order)
       : latency_(machine.network_latency_us),
         header_(machine.network_command_us),
-        chunk_(us(shard.bytes / shard.chunks, machine.network_gb_s) + machine.network_command_us) {
-    come_.resize(static_cast<std::size_t>(std::max(1.0, shard.chunks)));
+        chunk_(us(shard.bytes / shard.chunks, machine.network_gb_s) + machine.network_command_us),
+        order_(order),
+        chunks_(static_cast<std::size_t>(std::max(1.0, shard.chunks))) {}
+  std::size_t chunks() const { return chunks_; }
+  /// `ready`: when this rank's own chunks are ready for the network.
+  void go_round(const std::vector<double>& ready) {
+    come_.assign(order_.shards + std::size_t{1}, ready);
+    for_each_run([&](std::size_t shard, std::size_t begin, std::size_t end) {
+      if (begin == 0) free_ += header_;
+      for (std::size_t i = begin; i < end; ++i) {
+        free_ = std::max(free_, come_[shard][i]) + chunk_;
+        come_[shard + 1][i] = free_ + latency_;
+      }
+    });
   }
-  std::size_t chunks() const { return come_.size(); }
-  /// When this rank's own chunks are ready for the network.
-  void begin(std::vector<double> ready) { come_ = std::move(ready); }
-  /// One hop of all chunks.
-  void hop() {
-    free_ += header_;
-    for (double& chunk : come_) {
-      free_ = std::max(free_, chunk) + chunk_;
-      chunk = free_ + latency_;
-    }
+  /// `one(shard, begin, end)` of chunks without their header, as this rank sends them.
+  template <class One>
+  void for_each_run(One&& one) const {
+    const auto chunks_of = [this](std::uint32_t) {
+      return static_cast<std::uint32_t>(chunks_ + 1);
+    };
+    order_.for_each_run(chunks_of, [&](std::uint32_t shard, const ChunkRange& run) {
+      one(shard, std::max(run.begin, 1u) - 1, run.end - 1);
+      return true;
+    });
   }
-  const std::vector<double>& come() const { return come_; }
+  /// By hops: when the chunks have come over them.
+  const std::vector<std::vector<double>>& come() const { return come_; }
   /// When all that was given to the rail has left.
   double sent() const { return free_; }
 
@@ -57,8 +70,10 @@ class RingOfShards {
   double latency_;
   double header_;
   double chunk_;
+  ChunkOrder order_;
+  std::size_t chunks_;
   double free_ = 0;
-  std::vector<double> come_;
+  std::vector<std::vector<double>> come_;
 };
 
 /// When the chunks of shards are on all of a node's ranks.
@@ -88,8 +103,8 @@ std::vector<double> done_side_by_side(std::size_t chunks, double us, double piec
 
 /// One memory moves a rank's own chunks and, as they come, those that it passes on: of both kinds
 /// one in turn while there are both. `share` and `pass` are what a shard of each takes it.
-Brought brought_round(const Machine& machine, const RingOfShards::Shard& shard, std::uint32_t nodes,
-                      double share, double pass, double pieces) {
+Brought brought_round(const Machine& machine, const RingOfShards::Shard& shard,
+                      const ChunkOrder& order, double share, double pass, double pieces) {
   // When chunks leave depends on what came before, and that on when they left: it settles.
   constexpr int kRounds = 3;
   const auto chunks = static_cast<std::size_t>(std::max(1.0, shard.chunks));
@@ -97,17 +112,11 @@ Brought brought_round(const Machine& machine, const RingOfShards::Shard& shard, 
   const std::vector<double> alone = done_side_by_side(chunks, share, pieces);
   Brought made;
   made.own = alone;
-  for (int round = 0; round < kRounds && nodes > 1; ++round) {
-    RingOfShards ring(machine, shard);
-    ring.begin(made.own);
-    made.passed.clear();
-    if (pass <= 0) {
-      for (std::uint32_t hop = 1; hop < nodes; ++hop) {
-        ring.hop();
-        made.passed.push_back(ring.come());
-      }
-      continue;
-    }
+  for (int round = 0; round < kRounds && order.shards > 0; ++round) {
+    RingOfShards ring(machine, shard, order);
+    ring.go_round(made.own);
+    made.passed.assign(ring.come().begin() + 1, ring.come().end());
+    if (pass <= 0) continue;
     // First asked, first served: each of its workers asks when it has done its last.
     double now = 0;
     std::size_t own = 0;
@@ -119,17 +128,16 @@ Brought brought_round(const Machine& machine, const RingOfShards::Shard& shard, 
         made.own[own] = now;
       }
     };
-    for (std::uint32_t hop = 1; hop < nodes; ++hop) {
-      ring.hop();
-      std::vector<double>& here = made.passed.emplace_back(ring.come());
-      for (double& chunk : here) {
+    ring.for_each_run([&](std::size_t index, std::size_t begin, std::size_t end) {
+      for (std::size_t i = begin; i < end; ++i) {
+        double& chunk = made.passed[index][i];
         double& worker = done[next++ % kAtOnce];
         const double asked = std::max(chunk, worker);
         serve_own_until(asked);
         now = std::max(now, asked) + each_passed;
         worker = chunk = now;
       }
-    }
+    });
     serve_own_until(HUGE_VAL);
   }
   return made;
@@ -164,8 +172,9 @@ double ring_attention_us(const Problem& problem, const Machine& machine, const C
   // By hops: when its chunks are here, on all of the node's ranks.
   const double chunks = numbers.chunks;
   const double shard = work.network_bytes / std::max(1.0, problem.nodes - 1.0);
-  const Brought keys = brought_round(machine, {shard, chunks}, problem.nodes, share, pass,
-                                     std::max(1.0, 2 * pairs / chunks));
+  const Brought keys =
+      brought_round(machine, {shard, chunks}, {problem.nodes - 1, numbers.turn_chunks}, share, pass,
+                    std::max(1.0, 2 * pairs / chunks));
   const auto at = [&](const std::vector<double>& chunks_here, double heads) {
     const double chunk = std::ceil(heads / pairs * static_cast<double>(chunks_here.size())) - 1;
     return chunks_here[static_cast<std::size_t>(std::max(0.0, chunk))];
@@ -293,30 +302,26 @@ double moe_dispatch_us(const Problem& problem, const Machine& machine, const Can
   const double nodes = problem.nodes;
   const double table = double{kRoutingBytes} * problem.experts.top_k * tokens_of_rank(problem);
   // Tables: as tokens, but small.
-  RingOfShards tables(machine, {table, double{1} * numbers.table_chunks});
-  double table_here = 0;
-  if (problem.nodes > 1) tables.begin(std::vector<double>(tables.chunks(), 0));
-  for (std::uint32_t hop = 1; hop < problem.nodes; ++hop) {
-    tables.hop();
-    table_here = tables.come().back();
-  }
+  const ChunkOrder order{problem.nodes - 1, 0};
+  RingOfShards tables(machine, {table, double{1} * numbers.table_chunks}, order);
+  if (problem.nodes > 1) tables.go_round(std::vector<double>(tables.chunks(), 0));
+  const double table_here = problem.nodes > 1 ? tables.come().back().back() : 0;
   // Rows are counted as tables come, and find their places when all are counted.
   const double counted = std::max(terms.before / 2, table_here + terms.before / 2 / nodes);
   const double planned = counted + terms.before / 2;
   // Tokens: no rank sends any before it has sent all tables.
   const double shard = work.network_bytes / std::max(1.0, nodes - 1) - table;
-  RingOfShards tokens(machine, {shard, double{1} * numbers.chunks});
+  RingOfShards tokens(machine, {shard, double{1} * numbers.chunks}, order);
   // One worker brings the table before its first chunk, so that chunk comes with the next ones.
   const std::vector<double> shared = done_side_by_side(numbers.chunks, terms.share, kTogether);
   std::vector<double> own = shared;
   for (double& chunk : own) chunk = std::max(chunk, tables.sent());
-  tokens.begin(std::move(own));
+  tokens.go_round(own);
   const double pass = problem.nodes > 1 ? terms.passed / (nodes - 1) : 0;
   std::vector<std::vector<double>> here{shared};  // by hops
   double passed = 0;
   for (std::uint32_t hop = 1; hop < problem.nodes; ++hop) {
-    tokens.hop();
-    here.push_back(tokens.come());
+    here.push_back(tokens.come()[hop]);
     for (double& chunk : here.back())
       chunk = passed = std::max(passed, chunk) + pass / static_cast<double>(here.back().size());
   }

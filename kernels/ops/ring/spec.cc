@@ -24,6 +24,9 @@ constexpr std::uint32_t kSequencesMax = 1u << 16;
 constexpr std::uint64_t kChunkBytesMin = 32 * 1024;
 constexpr std::uint64_t kChunkBytesMax = 256 * 1024;
 constexpr std::uint64_t kChunksWanted = 4;  ///< of one rank
+// A shard's turn (ChunkOrder) takes a rail about as long as a hop's latency is.
+constexpr std::uint32_t kTurnBytes = 1024 * 1024;
+constexpr std::uint32_t kTurnChunksMin = 4;
 constexpr std::uint32_t kRemotePasses = 4;
 // A window of heads begins with a wait for its first one, and ends with a last, half empty wave of
 // items. In keys and values of 4 GiB there are so many items that neither matters.
@@ -180,6 +183,10 @@ Result<RingAttentionPlan> RingAttentionPlan::make(std::uint32_t nodes, std::uint
   MK_ASSIGN_OR_RETURN(
       GatherPlan gather,
       GatherPlan::make(kOp, nodes, locals, rows, GatherKind::kBroadcast, chunk_bytes, banks));
+  // By heads, an item needs some of every rank's rows; by rows, a pass goes by hops.
+  if (plan.packing == KeyPacking::kHeads) {
+    gather.turn_chunks = std::max(kTurnChunksMin, kTurnBytes / gather.chunk_bytes);
+  }
   WorkspaceLayout workspace(locals);
   gather.place(workspace, 0);
   workspace.begin_data();

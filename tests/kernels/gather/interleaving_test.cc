@@ -23,6 +23,7 @@ struct GatherOptions : SimOptions {
   GatherKind kind = GatherKind::kBroadcast;
   std::uint32_t chunk_bytes = 64;
   std::uint32_t banks = 2;
+  std::uint32_t turn_chunks = 0;
   /// Of a rank in a launch; by default any number.
   std::function<std::uint32_t(std::uint32_t rank, std::uint32_t epoch)> rows;
   bool forge_releases = false;   ///< the one bank looks released for ever
@@ -98,8 +99,11 @@ class GatherSimulation : private SimOperator {
   using Block = OperatorBlock<Executor>;
 
   static GatherPlan make_plan(const GatherOptions& options) {
-    return plan_or_throw(GatherPlan::make("gather", options.nodes, options.locals, options.shape,
-                                          options.kind, options.chunk_bytes, options.banks));
+    GatherPlan plan =
+        plan_or_throw(GatherPlan::make("gather", options.nodes, options.locals, options.shape,
+                                       options.kind, options.chunk_bytes, options.banks));
+    plan.turn_chunks = options.turn_chunks;
+    return plan;
   }
   std::vector<GatherRank> make_ranks() {
     WorkspaceLayout workspace(options_.locals);
@@ -292,6 +296,7 @@ TEST_P(EveryWorldKindAndOrder, EndsAndBringsAllRows) {
         options.blocks = random_gather_blocks(random);
         options.launches = random_sim_launches(3, 9, options.seed);
         options.receivers_share = random() % 2 == 0;
+        options.turn_chunks = static_cast<std::uint32_t>(random() % 2);
         ASSERT_EQ(GatherSimulation(options).run(), "");
       });
 }
@@ -313,6 +318,7 @@ TEST(GatherInterleaving, ManySeeds) {
     options.banks = static_cast<std::uint32_t>(1 + seed / 2 % 2);
     options.skip_odd = seed % 5 == 0;
     options.receivers_share = seed % 7 < 3;
+    options.turn_chunks = seed % 11 < 6 ? 1 : 0;
     ASSERT_EQ(GatherSimulation(options).run(), "") << "seed " << seed;
   }
 }

@@ -6,6 +6,8 @@
 #include <gtest/gtest.h>
 
 #include <map>
+#include <ostream>
+#include <random>
 #include <set>
 #include <tuple>
 #include <vector>
@@ -126,6 +128,94 @@ TEST(GatherSchedule, EveryByteCrossesToEachNodeOnceAndTheBytesAreTheFormula) {
       ASSERT_EQ(landed.size(), std::size_t{plan.nodes} * plan.locals * (plan.nodes - 1));
     }
   });
+}
+
+struct SentRun {
+  std::uint32_t shard, begin, end;
+  bool operator==(const SentRun&) const = default;
+};
+std::ostream& operator<<(std::ostream& out, const SentRun& run) {
+  return out << run.shard << ": [" << run.begin << ", " << run.end << ")";
+}
+std::vector<SentRun> runs_of(const ChunkOrder& order, const std::vector<std::uint32_t>& chunks) {
+  std::vector<SentRun> runs;
+  const auto chunks_of = [&](std::uint32_t shard) { return chunks[shard]; };
+  const bool right = order.for_each_run(chunks_of, [&](std::uint32_t shard, ChunkRange range) {
+    runs.push_back({shard, range.begin, range.end});
+    return true;
+  });
+  EXPECT_TRUE(right);
+  return runs;
+}
+
+TEST(ChunkOrder, OneShardGoesAfterTheOtherOrAllInTurns) {
+  using SentRuns = std::vector<SentRun>;
+  EXPECT_EQ(runs_of({3, 0}, {9, 1, 7}), (SentRuns{{0, 0, 9}, {1, 0, 1}, {2, 0, 7}}));
+  EXPECT_EQ(
+      runs_of({2, 1}, {7, 7}),
+      (SentRuns{
+          {0, 0, 1}, {0, 1, 2}, {1, 0, 1}, {0, 2, 3}, {1, 1, 2}, {0, 3, 7}, {1, 2, 3}, {1, 3, 7}}));
+  // Shards of unequal lengths; a last run has 8 chunks to 9.
+  EXPECT_EQ(runs_of({3, 2}, {13, 1, 10}),
+            (SentRuns{{0, 0, 2}, {0, 2, 4}, {1, 0, 1}, {0, 4, 13}, {2, 0, 2}, {2, 2, 10}}));
+  EXPECT_EQ(runs_of({0, 1}, {}), SentRuns{});
+}
+
+// Two nodes send one shard each: nothing takes turns with it.
+TEST(ChunkOrder, OfOneShardIsThatShard) {
+  for (std::uint32_t chunks = 1; chunks < 30; ++chunks)
+    EXPECT_EQ(runs_of({1, 2}, {chunks}), (std::vector<SentRun>{{0, 0, chunks}}));
+}
+
+TEST(ChunkOrder, EndsWhenALaunchHasFailed) {
+  int runs = 0;
+  const auto one = [&](std::uint32_t, const ChunkRange&) { return ++runs < 3; };
+  EXPECT_FALSE(ChunkOrder({2, 1}).for_each_run([](std::uint32_t) { return 9u; }, one));
+  EXPECT_EQ(runs, 3);
+  const auto failed = [](std::uint32_t shard) { return shard == 0 ? 9u : 0u; };
+  runs = -100;
+  EXPECT_FALSE(ChunkOrder({2, 1}).for_each_run(failed, one));
+}
+
+// Every node sends in its order, each chunk when it has it: whatever the shards' lengths, all end.
+TEST(ChunkOrder, NobodyWaitsInACircle) {
+  std::mt19937_64 random(1);
+  for (int round = 0; round < 500; ++round) {
+    const auto nodes = static_cast<std::uint32_t>(2 + random() % 6);
+    const ChunkOrder order{nodes - 1, static_cast<std::uint32_t>(random() % 4)};
+    std::vector<std::uint32_t> chunks(nodes);
+    for (std::uint32_t& of_node : chunks)
+      of_node = static_cast<std::uint32_t>(random() % 3 == 0 ? 1 : 1 + random() % 40);
+    const auto origin_of = [&](std::uint32_t node, std::uint32_t shard) {
+      return (node + nodes - shard) % nodes;
+    };
+    std::vector<std::vector<SentRun>> runs(nodes);
+    for (std::uint32_t node = 0; node < nodes; ++node) {
+      std::vector<std::uint32_t> sent;
+      for (std::uint32_t shard = 0; shard < order.shards; ++shard)
+        sent.push_back(chunks[origin_of(node, shard)]);
+      runs[node] = runs_of(order, sent);
+    }
+    // By node and origin: chunks that are there, and the node's next run.
+    std::vector<std::vector<std::uint32_t>> here(nodes, std::vector<std::uint32_t>(nodes));
+    for (std::uint32_t node = 0; node < nodes; ++node) here[node][node] = chunks[node];
+    std::vector<std::size_t> next(nodes);
+    for (bool any = true; any;) {
+      any = false;
+      for (std::uint32_t node = 0; node < nodes; ++node) {
+        if (next[node] == runs[node].size()) continue;
+        const SentRun& run = runs[node][next[node]];
+        const std::uint32_t origin = origin_of(node, run.shard);
+        if (here[node][origin] < run.end) continue;
+        std::uint32_t& there = here[(node + 1) % nodes][origin];
+        ASSERT_EQ(there, run.begin);
+        there = run.end;
+        ++next[node];
+        any = true;
+      }
+    }
+    for (const std::vector<std::uint32_t>& of_node : here) ASSERT_EQ(of_node, chunks);
+  }
 }
 
 TEST(GatherSchedule, RowsAreExpectedInTheStatedOrder) {

@@ -40,6 +40,7 @@ TEST_P(EveryWorldAndOrder, EndsAndEveryQuerySeesItsKeysOnce) {
       options.shape.batch = pick(2);
       options.tiling = {pick(3), pick(3), 100 + pick(900), pick(4), pick(2)};
       options.tiling.packing = random() % 2 == 0 ? KeyPacking::kHeads : KeyPacking::kRows;
+      options.turn_chunks = static_cast<std::uint32_t>(random() % 2);
       options.blocks = {pick(2), 1, pick(2), pick(2), pick(2), 1, 1};
       options.launches = launches_from(parts, static_cast<std::uint32_t>(options.shape.seq_max),
                                        nodes > 2 ? 2 : 3, options.seed);
@@ -70,6 +71,7 @@ TEST(RingAttentionInterleaving, ManySeeds) {
                                 static_cast<std::uint32_t>(1 + seed % 3), seed);
     options.tiling.banks = static_cast<std::uint32_t>(1 + seed / 2 % 2);
     options.tiling.packing = seed % 5 < 3 ? KeyPacking::kHeads : KeyPacking::kRows;
+    options.turn_chunks = seed % 7 < 4 ? 1 : 0;
     ASSERT_EQ(RingSimulation(options).run(), "") << "seed " << seed;
   }
 }

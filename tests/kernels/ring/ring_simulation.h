@@ -24,7 +24,8 @@ struct RingOptions : SimOptions {
   EngineFault engine_fault = EngineFault::kNone;
   RingAttentionShape shape;
   RingAttentionTiling tiling;
-  bool forge_releases = false;  ///< the one bank looks released for ever
+  std::uint32_t turn_chunks = 0;  ///< 0: the plan's
+  bool forge_releases = false;    ///< the one bank looks released for ever
 };
 
 inline std::uint32_t mixed(std::uint32_t hash) {
@@ -154,8 +155,10 @@ class RingSimulation : private SimOperator {
 
  private:
   static RingAttentionPlan make_plan(const RingOptions& options) {
-    return plan_or_throw(
+    RingAttentionPlan plan = plan_or_throw(
         RingAttentionPlan::make(options.nodes, options.locals, options.shape, options.tiling));
+    if (options.turn_chunks != 0) plan.gather.turn_chunks = options.turn_chunks;
+    return plan;
   }
   static std::vector<RingRank> make_ranks(const RingOptions& options,
                                           const RingAttentionPlan& plan) {

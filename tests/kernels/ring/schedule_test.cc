@@ -405,6 +405,22 @@ TEST(RingAttentionPlan, ChunksByHeadsAreSmallAndOfWholeRows) {
   }
 }
 
+// An item needs its head of every rank. In passes over all heads, one rank's rows after the
+// other's.
+TEST(RingAttentionPlan, ShardsOfKeysByHeadsTakeTurnsOnTheRing) {
+  RingAttentionTiling tiling;
+  tiling.packing = KeyPacking::kHeads;
+  const auto turn_chunks = [&tiling](std::uint64_t seq) {
+    const auto plan = RingAttentionPlan::make(3, 1, {seq, 8, 8, 128}, tiling);
+    EXPECT_TRUE(plan) << plan.error().message;
+    return plan->gather.turn_chunks;
+  };
+  EXPECT_EQ(turn_chunks(24576), 4u) << "of 256 KiB";
+  EXPECT_EQ(turn_chunks(768), 8u) << "of 128 KiB";
+  tiling.packing = KeyPacking::kRows;
+  EXPECT_EQ(turn_chunks(24576), 0u);
+}
+
 TEST(RingAttentionPlan, PlansThatDifferHaveDifferentFingerprints) {
   const RingAttentionShape base{64, 4, 2, 64, true};
   std::vector<RingAttentionShape> shapes(8, base);

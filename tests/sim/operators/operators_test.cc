@@ -125,6 +125,27 @@ TEST_P(EveryOperator, ASlowRailDecides) {
 INSTANTIATE_TEST_SUITE_P(Operators, EveryOperator, ::testing::ValuesIn(kOps),
                          [](const auto& one) { return std::string(plan::name_of(one.param)); });
 
+// --- Ring Attention ---
+
+// The first items have all that they need when all shards' first head is there, not when the last
+// shard is: what is computed hides the network.
+TEST(RingSimulation, AnItemWaitsForItsHeadOnly) {
+  for (const std::uint32_t nodes : {3u, 4u}) {
+    plan::Problem problem;
+    problem.op = plan::Op::kRing;
+    problem.nodes = nodes;
+    problem.named.form = kernels::Mode::kFused;
+    problem.shape = {24576, 32, 128};
+    problem.heads.key_heads = 8;
+    const plan::Machine machine = h200();
+    const plan::Candidate candidate = chosen(problem, machine);
+    const double compute = plan::predict(problem, machine, candidate).compute;
+    const auto one = simulate(problem, machine, candidate, Nodes::kOne);
+    ASSERT_TRUE(one) << one.error().message;
+    EXPECT_LT(one->us, 1.02 * compute) << nodes << " nodes";
+  }
+}
+
 // --- A two-shot exchange ---
 
 plan::Problem two_shot(std::uint32_t nodes, std::uint32_t locals, std::uint32_t rows) {
