@@ -65,6 +65,6 @@ class RingOnGpus : public OnGpus<GpuWorld> {
 
 inline constexpr GpuWorld kRingWorlds[] = {{1, 1, 1}, {1, 2, 1}, {1, 3, 1}, {1, 4, 1}, {2, 1, 1},
                                            {2, 2, 1}, {2, 4, 1}, {4, 1, 1}, {1, 2, 2}, {1, 4, 4},
-                                           {2, 1, 2}, {2, 2, 4}, {4, 1, 4}};
+                                           {2, 1, 2}, {2, 2, 4}, {4, 1, 4}, {1, 8, 8}, {2, 4, 8}};
 
 }  // namespace mk::test

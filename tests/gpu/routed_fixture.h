@@ -116,7 +116,8 @@ class RoutedOnGpus : public OnGpus<GpuWorld> {
   }
 };
 
-inline constexpr GpuWorld kRoutedWorlds[] = {{1, 1, 1}, {1, 2, 1}, {1, 4, 1}, {2, 1, 1}, {2, 2, 1},
-                                             {4, 1, 1}, {1, 2, 2}, {1, 4, 4}, {2, 1, 2}, {2, 2, 4}};
+inline constexpr GpuWorld kRoutedWorlds[] = {{1, 1, 1}, {1, 2, 1}, {1, 4, 1}, {2, 1, 1},
+                                             {2, 2, 1}, {4, 1, 1}, {1, 2, 2}, {1, 4, 4},
+                                             {2, 1, 2}, {2, 2, 4}, {1, 8, 8}, {2, 4, 8}};
 
 }  // namespace mk::test
