@@ -184,6 +184,8 @@ Result<std::string> explain(const Problem& problem, const Machine& machine, cons
                   problem.nodes, problem.locals, machine.name, choice.time.total,
                   choice.tuned ? "tuned: " : "", describe(problem, choice.candidate));
   text += terms_text(choice.time);
+  if (choice.candidate.form == Mode::kFused && spans_shards(problem, machine, choice.candidate))
+    text += "  a tile spans the rows of all ranks\n";
   text += fmt::format("\nof {} candidates, the best of other kinds:\n", legal.size());
   for (const Kind& kind : kKinds) {
     std::vector<Candidate> of_kind;

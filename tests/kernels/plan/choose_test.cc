@@ -336,6 +336,22 @@ TEST(PlanChoice, ExplainIsAScreenWithTermsAndRunnersUp) {
   }
 }
 
+// Shapes that ran both ways on two H200s (kernels/cuda/decisions/few_rows.md).
+TEST(PlanChoice, TilesSpanAllShardsWhereThatWasMeasuredToBeQuicker) {
+  const Machine machine = shipped_machine("H200").value();
+  const std::pair<Shape, bool> shapes[] = {{{96, 9216, 4608}, true},  {{32, 8192, 8192}, true},
+                                           {{128, 8192, 8192}, true}, {{128, 14336, 4096}, true},
+                                           {{64, 3072, 4096}, false}, {{16, 4096, 4096}, false}};
+  for (const auto& [shape, spans] : shapes) {
+    Problem problem = problem_of(Op::kAgGemm, 1, 2, shape);
+    problem.named.form = Mode::kFused;
+    const auto choice = choose(problem, machine);
+    ASSERT_TRUE(choice) << choice.error().message;
+    EXPECT_EQ(spans, spans_shards(problem, machine, choice->candidate)) << shape.m;
+    EXPECT_EQ(spans, explain(problem, machine)->find("spans the rows") != std::string::npos);
+  }
+}
+
 // --- The exchange of GEMM+AllReduce ---
 
 Problem all_reduce(std::uint32_t nodes, std::uint32_t rows) {
