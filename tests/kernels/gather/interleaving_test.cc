@@ -170,7 +170,8 @@ class GatherSimulation : private SimOperator {
     } else {
       const std::uint32_t first = epoch % 2 == 0 && bytes > 1 ? bytes / 3 + 1 : bytes;
       const std::uint32_t stride = bytes + epoch % 3;
-      rank.own.assign(std::size_t{count} * stride, std::byte{0xee});
+      // One byte more: a shard without rows has an address, too.
+      rank.own.assign(std::size_t{count} * stride + 1, std::byte{0xee});
       for (std::uint64_t at = 0; at < std::uint64_t{count} * bytes; ++at)
         rank.own[at / bytes * stride + at % bytes] = content(index, epoch, at);
       source.rows = count;
