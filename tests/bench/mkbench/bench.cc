@@ -104,7 +104,7 @@ Result<Run> run_world(const BenchOptions& options, const BenchSpec& spec,
 }
 
 /// The bandwidth at which the busiest link needs for a launch's bytes as long as the slowest rank
-/// needs for its computation.
+/// needs for its computation; of a collective, which computes nothing, none.
 Result<std::string> balanced_bandwidth(const BenchOptions& options, const Progress& progress) {
   BenchSpec spec = options.spec;
   spec.modes = "unfused";
@@ -116,11 +116,12 @@ Result<std::string> balanced_bandwidth(const BenchOptions& options, const Progre
   MK_ASSIGN_OR_RETURN(const Run run, run_world(options, spec, "", [](const std::string&) {}));
   const ModeFigures figures = figures_of(run.reports, false);
   const double bytes = link_bytes(figures, work_of(run.reports), spec, options.rails);
-  const double bytes_per_second = bytes / (figures.compute_ms.median * 1e-3);
-  if (!(bytes_per_second >= 1)) {
+  if (!(bytes >= 1)) {
     return fail(ErrorCode::kInvalidArgument, "\"{}\" needs a network: at least two nodes",
                 kBalanced);
   }
+  if (!(figures.compute_ms.median > 0)) return std::string();
+  const double bytes_per_second = bytes / (figures.compute_ms.median * 1e-3);
   return fmt::format("{:.0f}MB/s", std::max(1.0, bytes_per_second * 1e-6));
 }
 
@@ -157,7 +158,7 @@ Result<BenchResult> run_bench(const BenchOptions& options, const Progress& progr
   std::string bandwidth = options.link_bandwidth;
   if (bandwidth == kBalanced) {
     MK_ASSIGN_OR_RETURN(bandwidth, balanced_bandwidth(options, progress));
-    progress(fmt::format("link bandwidth: {}", bandwidth));
+    progress(fmt::format("link bandwidth: {}", bandwidth.empty() ? "not paced" : bandwidth));
   }
   double link_bytes_per_s = 0;
   if (!bandwidth.empty()) {
