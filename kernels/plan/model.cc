@@ -187,12 +187,17 @@ bool may_span(const Problem& problem, const Candidate& candidate) {
                                                         problem.shape.m, candidate.tiling.tile_m);
 }
 
-Timeline predict_gather(const Problem& problem, const Machine& machine, const Candidate& candidate,
-                        const Work& work) {
+struct GatherTime {
+  Timeline time;
+  bool spans = false;  ///< tiles span all shards
+};
+GatherTime predict_gather(const Problem& problem, const Machine& machine,
+                          const Candidate& candidate, const Work& work) {
   const Timeline by_shards = predict_by_shards(problem, machine, candidate, work);
-  if (!may_span(problem, candidate)) return by_shards;
+  if (!may_span(problem, candidate)) return {by_shards};
   const Timeline spanning = predict_spanning(problem, machine, candidate, work, by_shards);
-  return spanning.total < by_shards.total ? spanning : by_shards;
+  const bool spans = spanning.total < by_shards.total;
+  return {spans ? spanning : by_shards, spans};
 }
 
 /// What is left of `bytes` when warpgroups of `gb_s` in all have had `time`.
@@ -353,10 +358,8 @@ double with_weights_us(const Machine& machine, double product, double b_bytes, d
 }
 
 bool spans_shards(const Problem& problem, const Machine& machine, const Candidate& candidate) {
-  if (problem.op != Op::kAgGemm || !may_span(problem, candidate)) return false;
-  const Work work = work_of(problem, candidate);
-  const Timeline by_shards = predict_by_shards(problem, machine, candidate, work);
-  return predict_spanning(problem, machine, candidate, work, by_shards).total < by_shards.total;
+  return problem.op == Op::kAgGemm && may_span(problem, candidate) &&
+         predict_gather(problem, machine, candidate, work_of(problem, candidate)).spans;
 }
 
 double fill_tiles(const Problem& problem, const Machine& machine) {
@@ -467,7 +470,7 @@ Timeline predict(const Problem& problem, const Machine& machine, const Candidate
     return predict_accounted(problem, machine, candidate);
   const Work work = work_of(problem, candidate);
   if (candidate.form == Mode::kUnfused) return predict_unfused(problem, machine, candidate, work);
-  return problem.op == Op::kAgGemm ? predict_gather(problem, machine, candidate, work)
+  return problem.op == Op::kAgGemm ? predict_gather(problem, machine, candidate, work).time
                                    : predict_sums(problem, machine, candidate, work);
 }
 

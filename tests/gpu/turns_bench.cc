@@ -246,6 +246,13 @@ int main(int argc, char** argv) {
   for (std::thread& thread : threads) thread.join();
 
   nlohmann::json report;
+  cudaDeviceProp device{};
+  require(cudaGetDeviceProperties(&device, 0), "device");
+  report["command"] = fmt::format("turns_bench --nodes {} --locals {} --launches {}", options.nodes,
+                                  options.locals, options.launches);
+  report["gpu"] = device.name;
+  report["checked"] =
+      "every element of the last launches; a workspace of their own is the baseline";
   report["nodes"] = options.nodes;
   report["locals"] = options.locals;
   report["devices"] = mk::test::device_count();
