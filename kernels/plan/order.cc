@@ -215,7 +215,8 @@ double ring_attention_us(const Problem& problem, const Machine& machine, const C
     const cuda::HeadSections::Place place = sections.place_of(number, of_head);
     const int head = place.first + (causal ? place.within % place.heads : place.within / of_head);
     const int row = causal ? of_head - 1 - place.within / place.heads : place.within % of_head;
-    const double heads = head / group + 1;
+    const int key_heads_begun = head / group + 1;
+    const double heads = key_heads_begun;
     const Item item = item_of(row);
     double now = free.top() + item.own;
     free.pop();

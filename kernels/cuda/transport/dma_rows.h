@@ -67,5 +67,8 @@ struct DmaSharing {
     return {queue, gather, state, context.workspaces[local]};
   }
 };
+template <class Source>
+DmaSharing(DmaQueue&, const GatherSchedule&, const DeviceState&, const RankContext&, const Source&)
+    -> DmaSharing<Source>;
 
 }  // namespace mk::kernels::cuda
