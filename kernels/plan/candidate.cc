@@ -3,6 +3,7 @@
 #include <tuple>
 #include <utility>
 
+#include "kernels/ops/ring/spec.h"
 #include "shm/host/result.h"
 
 namespace mk::kernels::plan {
@@ -13,9 +14,10 @@ constexpr std::pair<Op, std::string_view> kOps[] = {
     {Op::kRing, "ring"},      {Op::kMoe, "moe"},        {Op::kCombine, "combine"}};
 
 auto fields(const Candidate& c) {
-  return std::tuple(c.form, c.sums, c.engines, c.heads_together, c.tiling.tile_m, c.tiling.tile_n,
-                    c.tiling.chunk_bytes, c.tiling.banks, c.tiling.local_banks, c.tiling.exchange,
-                    c.stream_warpgroups, c.receive_warpgroups, c.send_warpgroups, c.compute_blocks);
+  return std::tuple(c.form, c.sums, c.engines, c.heads_together, c.turn_chunks, c.tiling.tile_m,
+                    c.tiling.tile_n, c.tiling.chunk_bytes, c.tiling.banks, c.tiling.local_banks,
+                    c.tiling.exchange, c.stream_warpgroups, c.receive_warpgroups, c.send_warpgroups,
+                    c.compute_blocks);
 }
 
 std::string bytes_text(std::uint32_t bytes) {
@@ -54,6 +56,10 @@ std::string describe(const Problem& problem, const Candidate& candidate) {
   if (candidate.engines) text += ", copy engines share";
   if (candidate.heads_together > 1)
     text += fmt::format(" {} heads together", candidate.heads_together);
+  if (candidate.turn_chunks == RingAttentionTiling::kWholeShards)
+    text += ", shard after shard";
+  else if (candidate.turn_chunks != 0)
+    text += fmt::format(", shards take turns of {} chunks", candidate.turn_chunks);
   if (candidate.sums == Sums::kOwn) text += ", math sums own tiles";
   if (candidate.sums == Sums::kOnce) text += ", own shard summed once";
   if (candidate.stream_warpgroups > 0)

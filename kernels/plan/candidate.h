@@ -86,6 +86,11 @@ constexpr bool has_exchanges(const Problem& problem) {
   return problem.op == Op::kGemmAr && problem.nodes > 2;
 }
 
+/// Whether a rank may send several shards in turns (ChunkOrder): of keys over three nodes or more.
+constexpr bool has_turns(const Problem& problem) {
+  return problem.op == Op::kRing && problem.nodes > 2;
+}
+
 /// One way to run a problem.
 struct Candidate {
   Mode form = Mode::kFused;  ///< kFused or kUnfused
@@ -94,6 +99,8 @@ struct Candidate {
   bool engines = false;
   /// Then, of Ring Attention, RingAttentionGeometry::heads_together; else 0.
   std::uint32_t heads_together = 0;
+  /// RingAttentionTiling::turn_chunks, where it has_turns(); 0: the plan's.
+  std::uint32_t turn_chunks = 0;
   /// tile_m, tile_n and chunk_bytes are named; banks: 0 for the default. The exchange is named
   /// where it has_exchanges(); a CPU's, and a tuned choice's that is not, is one-shot.
   Tiling tiling;

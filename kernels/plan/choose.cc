@@ -4,6 +4,7 @@
 #include <cmath>
 #include <optional>
 
+#include "kernels/ops/ring/spec.h"
 #include "kernels/plan/accounted.h"
 #include "kernels/plan/cluster.h"
 #include "kernels/plan/legal.h"
@@ -54,6 +55,22 @@ constexpr Kind kKinds[] = {
 Timeline time_of(const Problem& problem, const Machine& machine, const Candidate& candidate) {
   return has_exchanges(problem) ? predict_on_cluster(problem, machine, candidate)
                                 : predict(problem, machine, candidate);
+}
+
+/// By the order in which keys come, which predict() leaves out.
+void choose_turn(const Problem& problem, const Machine& machine, Candidate& candidate) {
+  if (!has_turns(problem) || machine.kind != MachineKind::kGpu || candidate.form != Mode::kFused)
+    return;
+  double least = HUGE_VAL;
+  Candidate other = candidate;
+  // The longest first: it feels latency least.
+  for (const std::uint32_t turn : {RingAttentionTiling::kWholeShards, 32u, 16u, 8u, 4u, 2u, 1u}) {
+    other.turn_chunks = turn;
+    const double total = predict_on_cluster(problem, machine, other).total;
+    if (total >= least) continue;
+    least = total;
+    candidate = other;
+  }
 }
 
 /// The entry's candidate with what the problem names in its place; none where that is another way
@@ -172,7 +189,9 @@ Result<Choice> choose(const Problem& problem, const Machine& machine, const Tune
   const std::vector<Candidate> legal = legal_candidates(problem, machine);
   const Candidate* best = cheapest(problem, machine, legal);
   if (best == nullptr) return propagate(none_legal(problem, machine));
-  return Choice{*best, time_of(problem, machine, *best), false};
+  Choice choice{*best, time_of(problem, machine, *best), false};
+  choose_turn(problem, machine, choice.candidate);
+  return choice;
 }
 
 Result<std::string> explain(const Problem& problem, const Machine& machine, const Tuned* tuned) {

@@ -44,6 +44,7 @@ Result<RingAttentionPlan> ring_plan(const Problem& problem, MachineKind kind,
   tiles.banks = tiling.banks;
   tiles.engines = candidate.engines;
   tiles.heads_together = candidate.heads_together;
+  tiles.turn_chunks = candidate.turn_chunks;
   return RingAttentionPlan::make(problem.nodes, problem.locals, shape, tiles);
 }
 

@@ -45,7 +45,7 @@ class Ring {
     current(0);
     MK_ASSIGN_OR_RETURN(const auto job, kernels::cuda::job_plan_of(options));
     MK_ASSIGN_OR_RETURN(auto tiling,
-                        kernels::cuda::planned_ring_tiling(world.nodes, world.locals, shape,
+                        kernels::cuda::planned_ring_tiling(world.nodes, world.locals, shape, 0,
                                                            job->machine.sms, *job, options));
     if (tiling.engines && from.heads_together != 0) tiling.heads_together = from.heads_together;
     if (from.window_pairs != 0) tiling.window_pairs = from.window_pairs;

@@ -67,10 +67,9 @@ struct RingOnGpu {
                                                  std::uint32_t chunk_bytes, std::uint32_t blocks,
                                                  const kernels::plan::JobPlan& job,
                                                  const kernels::CudaOptions& all) {
-    MK_ASSIGN_OR_RETURN(kernels::RingAttentionTiling tiling,
+    MK_ASSIGN_OR_RETURN(const kernels::RingAttentionTiling tiling,
                         kernels::cuda::planned_ring_tiling(options.nodes, options.local_size, shape,
-                                                           blocks, job, all));
-    tiling.chunk_bytes = chunk_bytes;
+                                                           chunk_bytes, blocks, job, all));
     return kernels::RingAttentionPlan::make(options.nodes, options.local_size, shape, tiling);
   }
 };

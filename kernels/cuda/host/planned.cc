@@ -69,19 +69,27 @@ Result<Tiling> planned_tiling(plan::Op op, std::uint32_t nodes, std::uint32_t lo
 
 Result<RingAttentionTiling> planned_ring_tiling(std::uint32_t nodes, std::uint32_t locals,
                                                 const RingAttentionShape& shape,
-                                                std::uint32_t blocks, const plan::JobPlan& job,
+                                                std::uint32_t chunk_bytes, std::uint32_t blocks,
+                                                const plan::JobPlan& job,
                                                 const CudaOptions& options) {
   RingAttentionTiling tiling = ring_attention_cuda_tiling(shape);
-  if (locals == 1 || options.dma == false) return tiling;
+  tiling.chunk_bytes = chunk_bytes;
+  const bool engines = locals > 1 && options.dma != false;
   // The plan itself says better why it refuses.
   if (shape.key_heads == 0 || !RingAttentionPlan::make(nodes, locals, shape, tiling)) return tiling;
   const Shape extents{static_cast<std::uint32_t>(shape.seq_max), shape.query_heads, shape.head_dim};
+  Tiling named;
+  named.chunk_bytes = chunk_bytes;
   plan::Problem problem =
-      problem_of(plan::Op::kRing, nodes, locals, extents, shape.dtype, blocks, options, {});
+      problem_of(plan::Op::kRing, nodes, locals, extents, shape.dtype, blocks, options, named);
   problem.heads = {shape.key_heads, shape.batch, shape.causal, shape.sequences_max != 0};
-  MK_ASSIGN_OR_RETURN(const plan::Candidate chosen, choose_transport(problem, job, options));
+  if (!engines && !plan::has_turns(problem)) return tiling;
+  CudaOptions transport = options;
+  if (!engines) transport.dma = false;
+  MK_ASSIGN_OR_RETURN(const plan::Candidate chosen, choose_transport(problem, job, transport));
   tiling.engines = chosen.engines;
   tiling.heads_together = chosen.heads_together;
+  tiling.turn_chunks = chosen.turn_chunks;
   return tiling;
 }
 

@@ -32,11 +32,12 @@ Result<Tiling> planned_tiling(plan::Op op, std::uint32_t nodes, std::uint32_t lo
                               const Tiling& named);
 
 /// The same of Ring Attention, whose tiles are its kernel's: whether copy engines bring keys within
-/// the node, unless `options.dma` says so, and how heads lie then. kInvalidArgument: they shall and
-/// cannot.
+/// the node, unless `options.dma` says so, and how heads lie then; and over three nodes and more
+/// how shards take turns. `chunk_bytes`: 0: chosen. kInvalidArgument: engines shall and cannot.
 Result<RingAttentionTiling> planned_ring_tiling(std::uint32_t nodes, std::uint32_t locals,
                                                 const RingAttentionShape& shape,
-                                                std::uint32_t blocks, const plan::JobPlan& job,
+                                                std::uint32_t chunk_bytes, std::uint32_t blocks,
+                                                const plan::JobPlan& job,
                                                 const CudaOptions& options);
 
 /// The same of MoE Dispatch: moe_dispatch_cuda_way(), and whether copy engines bring tokens.

@@ -24,9 +24,10 @@ constexpr std::uint32_t kSequencesMax = 1u << 16;
 constexpr std::uint64_t kChunkBytesMin = 32 * 1024;
 constexpr std::uint64_t kChunkBytesMax = 256 * 1024;
 constexpr std::uint64_t kChunksWanted = 4;  ///< of one rank
-// A shard's turn (ChunkOrder) takes a rail about as long as a hop's latency is.
+// A shard's turn (ChunkOrder), unless the planner names one.
 constexpr std::uint32_t kTurnBytes = 1024 * 1024;
 constexpr std::uint32_t kTurnChunksMin = 4;
+constexpr std::uint32_t kTurnChunksMax = 1u << 16;
 constexpr std::uint32_t kRemotePasses = 4;
 // A window of heads begins with a wait for its first one, and ends with a last, half empty wave of
 // items. In keys and values of 4 GiB there are so many items that neither matters.
@@ -80,6 +81,12 @@ Status check_ring_tiling(const RingAttentionTiling& tiling) {
                 "{}: {} passes over the remote keys are too many; at most {} (0: chosen)", kOp,
                 tiling.remote_passes, kRemotePassesMax);
   }
+  if (tiling.turn_chunks > kTurnChunksMax &&
+      tiling.turn_chunks != RingAttentionTiling::kWholeShards) {
+    return fail(ErrorCode::kInvalidArgument,
+                "{}: {} chunks of a shard in its turn are too many; at most {} (0: chosen)", kOp,
+                tiling.turn_chunks, kTurnChunksMax);
+  }
   return {};
 }
 
@@ -112,6 +119,11 @@ std::uint32_t choose_chunk_bytes(const RingAttentionPlan& plan) {
   const std::uint64_t wanted =
       std::clamp(std::min(pair, all / kChunksWanted), kChunkBytesMin, kChunkBytesMax);
   return static_cast<std::uint32_t>(wanted / plan.head_bytes() * plan.head_bytes());
+}
+
+std::uint32_t choose_turn(std::uint32_t wanted, std::uint32_t chunk_bytes) {
+  if (wanted == RingAttentionTiling::kWholeShards) return 0;
+  return wanted != 0 ? wanted : std::max(kTurnChunksMin, kTurnBytes / chunk_bytes);
 }
 
 /// As many as are wanted, or fewer, so that the windows are alike.
@@ -184,9 +196,8 @@ Result<RingAttentionPlan> RingAttentionPlan::make(std::uint32_t nodes, std::uint
       GatherPlan gather,
       GatherPlan::make(kOp, nodes, locals, rows, GatherKind::kBroadcast, chunk_bytes, banks));
   // By heads, an item needs some of every rank's rows; by rows, a pass goes by hops.
-  if (plan.packing == KeyPacking::kHeads) {
-    gather.turn_chunks = std::max(kTurnChunksMin, kTurnBytes / gather.chunk_bytes);
-  }
+  if (plan.packing == KeyPacking::kHeads)
+    gather.turn_chunks = choose_turn(tiling.turn_chunks, gather.chunk_bytes);
   WorkspaceLayout workspace(locals);
   gather.place(workspace, 0);
   workspace.begin_data();

@@ -30,6 +30,7 @@ struct RingAttentionShape {
 
 /// 0: chosen, see RingAttentionPlan::make.
 struct RingAttentionTiling {
+  static constexpr std::uint32_t kWholeShards = ~0u;  ///< one after the other
   std::uint32_t tile_q = 0;  ///< sequence rows of a tile of queries, 1 .. 1024
   std::uint32_t tile_k = 0;  ///< keys of a tile, 1 .. 1024
   std::uint32_t chunk_bytes = 0;
@@ -43,6 +44,8 @@ struct RingAttentionTiling {
   /// by addresses. Else make() tells the reason.
   bool engines = false;
   std::uint32_t heads_together = 0;  ///< RingAttentionGeometry; 0: 1
+  /// Of KeyPacking::kHeads over three nodes and more, ChunkOrder::turn_chunks; or kWholeShards.
+  std::uint32_t turn_chunks = 0;
 };
 
 /// What suits the GPU, for RingAttentionPlan::make; the same on all ranks.

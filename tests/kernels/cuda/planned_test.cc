@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <optional>
 #include <random>
 #include <string>
 
@@ -195,7 +196,7 @@ TEST(Planned, KeysComeByWhatIsQuickerUnlessItIsNamed) {
   shape.batch = 16;
   CudaOptions options;
   const auto tiling = [&](std::uint32_t blocks = 132) {
-    return cuda::planned_ring_tiling(1, 2, shape, blocks, *job, options);
+    return cuda::planned_ring_tiling(1, 2, shape, 0, blocks, *job, options);
   };
   const auto chosen = tiling();
   ASSERT_TRUE(chosen) << chosen.error().message;
@@ -218,6 +219,29 @@ TEST(Planned, KeysComeByWhatIsQuickerUnlessItIsNamed) {
   EXPECT_EQ(tiling().error().code, ErrorCode::kInvalidArgument);
   options.dma.reset();
   EXPECT_FALSE(tiling()->engines);
+}
+
+// The first keys of all shards are wanted early; long latencies want longer turns.
+TEST(Planned, ShardsOfKeysTakeTurnsAsTheNetworkIs) {
+  const auto job = job_plan_for("NVIDIA H200", 132);
+  const RingAttentionShape shape{24576, 32, 8, 128};
+  const auto turn = [&](std::uint32_t nodes, std::uint32_t locals, double latency_us,
+                        std::optional<bool> dma = {}) {
+    plan::JobPlan on = *job;
+    on.machine.network_latency_us = latency_us;
+    CudaOptions options;
+    options.dma = dma;
+    const auto tiling = cuda::planned_ring_tiling(nodes, locals, shape, 0, 132, on, options);
+    EXPECT_TRUE(tiling) << tiling.error().message;
+    EXPECT_FALSE(tiling->engines);
+    return tiling->turn_chunks;
+  };
+  EXPECT_EQ(turn(2, 1, 5), 0u) << "one shard comes";
+  EXPECT_GE(turn(4, 1, 5), 1u);
+  EXPECT_LT(turn(4, 1, 5), turn(4, 1, 200));
+  EXPECT_LE(turn(8, 2, 5), 2u) << "of few chunks";
+  EXPECT_EQ(turn(4, 1, 5, true), turn(4, 1, 5)) << "alone on a node nobody needs engines";
+  EXPECT_EQ(turn(4, 2, 5, false), turn(4, 2, 5));
 }
 
 TEST(Planned, TokensComeByWhatIsQuickerUnlessItIsNamed) {

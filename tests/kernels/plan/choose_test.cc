@@ -336,6 +336,18 @@ TEST(PlanChoice, ExplainIsAScreenWithTermsAndRunnersUp) {
   }
 }
 
+TEST(PlanChoice, ExplainNamesTheTurnsOfKeys) {
+  const Machine machine = shipped_machine("H200").value();
+  Problem problem = problem_of(Op::kRing, 4, 1, {24576, 32, 128});
+  problem.named.form = Mode::kFused;
+  problem.heads.key_heads = 8;
+  EXPECT_NE(explain(problem, machine)->find("shards take turns of"), std::string::npos);
+  problem.heads.key_heads = 1;  // whose rows all items want from first to last
+  EXPECT_NE(explain(problem, machine)->find("shard after shard"), std::string::npos);
+  problem.nodes = 2;
+  EXPECT_EQ(explain(problem, machine)->find("shard"), std::string::npos);
+}
+
 // Shapes that ran both ways on two H200s (kernels/cuda/decisions/few_rows.md).
 TEST(PlanChoice, TilesSpanAllShardsWhereThatWasMeasuredToBeQuicker) {
   const Machine machine = shipped_machine("H200").value();

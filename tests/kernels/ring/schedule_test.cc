@@ -417,6 +417,14 @@ TEST(RingAttentionPlan, ShardsOfKeysByHeadsTakeTurnsOnTheRing) {
   };
   EXPECT_EQ(turn_chunks(24576), 4u) << "of 256 KiB";
   EXPECT_EQ(turn_chunks(768), 8u) << "of 128 KiB";
+  tiling.turn_chunks = 2;
+  EXPECT_EQ(turn_chunks(768), 2u);
+  tiling.turn_chunks = RingAttentionTiling::kWholeShards;
+  EXPECT_EQ(turn_chunks(768), 0u);
+  tiling.turn_chunks -= 1;
+  EXPECT_EQ(RingAttentionPlan::make(3, 1, {768, 8, 8, 128}, tiling).error().code,
+            ErrorCode::kInvalidArgument);
+  tiling.turn_chunks = 0;
   tiling.packing = KeyPacking::kRows;
   EXPECT_EQ(turn_chunks(24576), 0u);
 }

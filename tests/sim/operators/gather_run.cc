@@ -263,6 +263,7 @@ Result<std::unique_ptr<OperatorRun>> make_gather_run(const RunSetup& setup,
       kind == plan::MachineKind::kGpu ? ring_attention_cuda_tiling(shape) : RingAttentionTiling{};
   tiles.chunk_bytes = setup.candidate.tiling.chunk_bytes;
   tiles.banks = setup.candidate.tiling.banks;
+  tiles.turn_chunks = setup.candidate.turn_chunks;
   // One window of heads after the other would take as long: what it saves is memory, which nobody
   // touches here.
   tiles.window_pairs = shape.batch * shape.key_heads;

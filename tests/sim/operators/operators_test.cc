@@ -11,6 +11,7 @@
 #include <string>
 
 #include "kernels/comm/operator_block.h"
+#include "kernels/ops/ring/spec.h"
 #include "kernels/plan/choose.h"
 #include "kernels/plan/operator_work.h"
 #include "tests/sim/operators/operator_run.h"
@@ -143,6 +144,43 @@ TEST(RingSimulation, AnItemWaitsForItsHeadOnly) {
     const auto one = simulate(problem, machine, candidate, Nodes::kOne);
     ASSERT_TRUE(one) << one.error().message;
     EXPECT_LT(one->us, 1.02 * compute) << nodes << " nodes";
+  }
+}
+
+// The planner takes the quickest of all turns that shards may have on the ring (ChunkOrder).
+TEST(RingSimulation, ThePlannersTurnIsTheQuickest) {
+  struct Case {
+    std::uint32_t nodes, locals, rows, heads, key_heads;
+    bool causal;
+    double network_gb_s, latency_us;
+  };
+  constexpr Case kCases[] = {
+      {4, 1, 24576, 32, 8, false, 50, 5}, {4, 1, 12288, 64, 64, false, 50, 60},
+      {3, 1, 24576, 32, 8, true, 50, 60}, {8, 2, 24576, 32, 8, false, 50, 20},
+      {4, 2, 24576, 64, 8, true, 25, 20}, {8, 1, 24576, 32, 8, false, 12.5, 5}};
+  for (const Case& one : kCases) {
+    plan::Problem problem;
+    problem.op = plan::Op::kRing;
+    problem.nodes = one.nodes;
+    problem.locals = one.locals;
+    problem.named.form = kernels::Mode::kFused;
+    problem.shape = {one.rows, one.heads, 128};
+    problem.heads.key_heads = one.key_heads;
+    problem.heads.causal = one.causal;
+    plan::Machine machine = h200();
+    machine.network_gb_s = one.network_gb_s;
+    machine.network_latency_us = one.latency_us;
+    plan::Candidate candidate = chosen(problem, machine);
+    const auto planned = simulate(problem, machine, candidate, Nodes::kOne);
+    ASSERT_TRUE(planned) << planned.error().message;
+    for (const std::uint32_t turn :
+         {1u, 2u, 3u, 4u, 8u, 32u, kernels::RingAttentionTiling::kWholeShards}) {
+      candidate.turn_chunks = turn;
+      const auto other = simulate(problem, machine, candidate, Nodes::kOne);
+      ASSERT_TRUE(other) << other.error().message;
+      EXPECT_LT(planned->us, 1.02 * other->us) << fmt::format(
+          "{} x {}, {} rows: turns of {} chunks", one.nodes, one.locals, one.rows, turn);
+    }
   }
 }
 
