@@ -66,9 +66,6 @@ struct OperatorMemory::Announced {
 
 namespace {
 
-/// How long a rank without a part waits for the others to hear of it.
-constexpr std::chrono::milliseconds kRefusalTimeout{1};
-
 const char* name_of_executor(std::uint16_t number) { return number == 0 ? "the CPU" : "the GPU"; }
 
 }  // namespace
@@ -107,17 +104,19 @@ Result<OperatorMemory> OperatorMemory::create(Session::Impl& session, std::strin
                                               const std::string& parameters,
                                               std::uint64_t workspace_bytes,
                                               std::uint32_t flag_count, Executor executor,
-                                              std::uint64_t spare) {
+                                              std::uint64_t spare, const Status& so_far) {
   const AttachOptions& options = session.options();
   OperatorMemory memory(session);
-  const auto own = memory.make_part(kind, workspace_bytes, flag_count, executor, spare);
+  const auto own = so_far ? memory.make_part(kind, workspace_bytes, flag_count, executor, spare)
+                          : Result<Announced>(propagate(so_far));
   const std::string tag = session.next_operator_tag(kind);
   if (!own) {
     // The others need not wait for their deadline to hear of it.
     const auto code = static_cast<std::uint32_t>(own.error().code);
     const std::size_t most = shm::exchange_blob_bytes_max(options.world) - sizeof(Announcement);
     const std::string_view why = std::string_view(own.error().message).substr(0, most);
-    (void)session.exchange(tag, Announced::pack({code}, nullptr, why), kRefusalTimeout);
+    (void)session.exchange(tag, Announced::pack({code}, nullptr, why),
+                           Session::Impl::kRefusalTimeout);
     return propagate(own);
   }
   const auto blobs = session.exchange(
@@ -223,7 +222,8 @@ Status OperatorMemory::grow(std::string_view tag, std::string_view kind, std::ui
   const auto told = grown ? Announced::pack({0, grown->handle}, nullptr, "")
                           : Announced::pack({static_cast<std::uint32_t>(grown.error().code)},
                                             nullptr, grown.error().message);
-  const auto blobs = session_->exchange(tag, told, grown ? options.timeout : kRefusalTimeout);
+  const auto blobs =
+      session_->exchange(tag, told, grown ? options.timeout : Session::Impl::kRefusalTimeout);
   if (!grown) return propagate(grown);
   std::vector<std::uint16_t> handles(options.world);
   std::vector<shm::BufferFile> mapped;

@@ -23,11 +23,12 @@ class OperatorMemory {
  public:
   /// Collective. `kind` names the operator ("gemm-ar"); `parameters` is what must be equal on all
   /// ranks, spelled for users ("m_max=4096 n=4096 ..."): kShapeMismatch quotes both sides. `spare`
-  /// of the bytes are for operators that may come; unless 0, the memory may grow.
+  /// of the bytes are for operators that may come; unless 0, the memory may grow. `so_far`: why
+  /// this rank has no part, which the others then hear.
   static Result<OperatorMemory> create(Session::Impl& session, std::string_view kind,
                                        const std::string& parameters, std::uint64_t workspace_bytes,
                                        std::uint32_t flag_count, Executor executor = Executor::kCpu,
-                                       std::uint64_t spare = 0);
+                                       std::uint64_t spare = 0, const Status& so_far = {});
 
   OperatorMemory(OperatorMemory&&) noexcept;
   OperatorMemory& operator=(OperatorMemory&&) = delete;

@@ -4,6 +4,7 @@
 #include <charconv>
 #include <cstdlib>
 #include <cstring>
+#include <span>
 #include <thread>
 
 #include "client/src/gpu_place.h"
@@ -209,6 +210,23 @@ Status Session::Impl::barrier(std::chrono::milliseconds timeout) {
     tag = fmt::format("barrier {}", barriers_++);
   }
   MK_ASSIGN_OR_RETURN([[maybe_unused]] const auto blobs, exchange(tag, {}, timeout));
+  return {};
+}
+
+Status Session::Impl::agree(std::string_view tag, std::string_view kind, const Status& own) {
+  if (options_.world == 1) return own;
+  const std::string_view why = own ? std::string_view("") : own.error().message;
+  const std::size_t most = shm::exchange_blob_bytes_max(options_.world);
+  const auto blobs = exchange(tag, std::as_bytes(std::span(why.substr(0, most))),
+                              own ? options_.timeout : kRefusalTimeout);
+  MK_RETURN_IF_ERROR(own);
+  MK_RETURN_IF_ERROR(blobs);
+  for (std::size_t rank = 0; rank < blobs->size(); ++rank) {
+    const std::vector<std::byte>& blob = (*blobs)[rank];
+    if (blob.empty()) continue;
+    return fail(ErrorCode::kAborted, "rank {} cannot create {}: {}", rank, kind,
+                std::string_view(reinterpret_cast<const char*>(blob.data()), blob.size()));
+  }
   return {};
 }
 

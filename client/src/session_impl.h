@@ -57,6 +57,10 @@ class __attribute__((visibility("hidden"))) Session::Impl {
                                                        std::span<const std::byte> blob,
                                                        std::chrono::milliseconds timeout);
   Status barrier(std::chrono::milliseconds timeout);
+  /// How long a rank that cannot go on waits for the others to hear of it.
+  static constexpr std::chrono::milliseconds kRefusalTimeout{1};
+  /// Collective, at the end of a creation of `kind`: an error on one rank is one on all.
+  Status agree(std::string_view tag, std::string_view kind, const Status& own);
   Status status() const;
   /// Whether this process attached it, and is no forked child.
   bool is_here() const { return home_.is_here(); }

@@ -25,12 +25,9 @@ using kernels::WorkspaceTurn;
 constexpr std::uint64_t kFollowersPlanned = 7;
 constexpr std::uint64_t kRoomMin = 256 << 10;
 constexpr std::uint64_t kRoomMax = 32 << 20;
-/// How long an operator's launches may go on before it counts as one that stays where it is.
+/// How long operators' launches may go on before they count as ones that stay where they are.
 constexpr std::chrono::milliseconds kQuietTimeout{1'000};
 constexpr std::chrono::microseconds kLookInterval{100};
-
-/// The reason that a rank gives the others is no longer.
-constexpr std::size_t kReasonMax = 400;
 
 std::uint64_t head_bytes(std::uint32_t nodes) {
   return round_up_to(WorkspaceTurn::head_bytes(nodes), kPage);
@@ -80,14 +77,14 @@ Result<std::shared_ptr<SharedMemory>> SharedMemory::make(Session::Impl& session,
                                                          std::string_view kind,
                                                          const std::string& parameters,
                                                          const Room& room, std::uint32_t flag_count,
-                                                         Executor executor) {
+                                                         Executor executor, const Status& so_far) {
   const bool host = executor == Executor::kCpu;
   const std::uint32_t nodes = session.options().nodes;
   const std::uint64_t head = head_bytes(nodes);
   MK_ASSIGN_OR_RETURN(
       auto memory, OperatorMemory::create(session, kind, parameters, head + room.words + room.data,
                                           turn_flags(nodes) + (host ? flag_count : 0), executor,
-                                          host ? head + room.spare : 0));
+                                          host ? head + room.spare : 0, so_far));
   std::shared_ptr<SharedMemory> made(new SharedMemory(std::move(memory), executor));
   made->words_end_ = head;
   made->data_begin_ = head + room.words;
@@ -128,18 +125,17 @@ Status SharedMemory::grow_data(std::string_view tag, std::string_view kind, std:
 }
 
 Result<SharedMemory::Place> SharedMemory::add(std::string_view kind, std::uint64_t words) {
+  if (!has_room(words)) {
+    return fail(ErrorCode::kLimitExceeded,
+                "{}: a workspace takes {} operators in its life, and this one has had {}; set "
+                "Tuning::own_workspace",
+                kind, kernels::kSharersMax, sharers_);
+  }
   const Place place{sharers_++, std::exchange(words_end_, words_end_ + words), data_begin_};
   names_.emplace_back(kind);
   turn_.words_at[place.sharer] = place.words_at;
   turn_.names[place.sharer] = names_.back().c_str();
-  if (executor_ == Executor::kCpu) return place;
-  memory_.add_head(place.words_at);
-  if (place.sharer == 0) {
-    // Until there are others its launches need no turn.
-    turn_.last = 1;
-    MK_RETURN_IF_ERROR(
-        memory_.store(WorkspaceTurn::kLastAt, &place.words_at, sizeof(std::uint64_t)));
-  }
+  if (executor_ == Executor::kCuda) memory_.add_head(place.words_at);
   return place;
 }
 
@@ -173,12 +169,12 @@ kernels::RankContext SharedMemory::context_of(const Place& place) {
   return context;
 }
 
-bool SharedMemory::is_quiet(std::uint32_t sharer) const {
+bool SharedMemory::is_quiet(std::uint32_t sharer,
+                            std::chrono::steady_clock::time_point deadline) const {
   if (turn_.in_graph[sharer]) return false;
   const kernels::World& world = turn_.context.world;
   const std::uint64_t word =
       turn_.words_at[sharer] + WorkspaceHead{world.locals}.finished(world.local);
-  const auto deadline = std::chrono::steady_clock::now() + kQuietTimeout;
   for (;;) {
     const auto ended = memory_.fetch_word(word);
     if (ended && *ended == turn_.queued[sharer]) return true;
@@ -198,19 +194,21 @@ void SharedWorkspace::remove_mover(const MovingOperator& mover) {
 
 Status SharedWorkspace::ensure(Session::Impl& session, const std::string& tag,
                                std::string_view kind, const std::string& parameters,
-                               const kernels::WorkspaceParts& parts) {
+                               const kernels::WorkspaceParts& parts, const Status& so_far) {
   if (executor_ == Executor::kCpu) return memory_->grow_data(tag, kind, parts.data);
-  if (memory_->has_room(parts.words) && parts.data <= memory_->data_bytes()) return {};
-  return replace(session, tag, kind, parameters, parts);
+  if (memory_->has_room(parts.words) && parts.data <= memory_->data_bytes()) return so_far;
+  return replace(session, tag, kind, parameters, parts, so_far);
 }
 
 Result<std::vector<SharedWorkspace::Mover>> SharedWorkspace::agreed_movers(Session::Impl& session,
                                                                            const std::string& tag) {
   // By their numbers in the memory, which ranks have alike; some may have gone on some ranks.
   std::vector<std::byte> moving(kernels::kSharersMax);
+  const auto deadline = std::chrono::steady_clock::now() + kQuietTimeout;
   for (const Mover& one : movers_) {
     const OperatorWorkspace& its = *one.workspace;
-    if (its.memory_ == memory_ && memory_->is_quiet(its.place_.sharer) && one.op->may_move())
+    if (its.memory_ == memory_ && memory_->is_quiet(its.place_.sharer, deadline) &&
+        one.op->may_move())
       moving[its.place_.sharer] = std::byte{1};
   }
   const AttachOptions& options = session.options();
@@ -226,13 +224,28 @@ Result<std::vector<SharedWorkspace::Mover>> SharedWorkspace::agreed_movers(Sessi
     const OperatorWorkspace& its = *one.workspace;
     return its.memory_ == memory_ && moving[its.place_.sharer] != std::byte{0};
   });
+  // With the one that comes they would be more than a workspace takes: it begins another.
+  if (agreed.size() >= kernels::kSharersMax) agreed.clear();
   return agreed;
 }
 
 Status SharedWorkspace::replace(Session::Impl& session, const std::string& tag,
                                 std::string_view kind, const std::string& parameters,
-                                const kernels::WorkspaceParts& parts) {
-  MK_ASSIGN_OR_RETURN(const std::vector<Mover> moving, agreed_movers(session, tag));
+                                const kernels::WorkspaceParts& parts, const Status& so_far) {
+  MK_ASSIGN_OR_RETURN(std::vector<Mover> moving, agreed_movers(session, tag));
+  // An operator holds its old flags until it has moved: where flags run out, the rest stay. A rank
+  // that fails goes on to the end, as all take part in the same exchanges.
+  std::vector<OperatorWorkspace::Move> moves(moving.size());
+  Status prepared = so_far;
+  for (std::size_t i = 0; i < moving.size(); ++i) {
+    const Status renewed = moving[i].workspace->renew_flags(session, moves[i], prepared);
+    if (!renewed && renewed.error().code == ErrorCode::kLimitExceeded && prepared) {
+      moving.resize(i);
+      moves.resize(i);
+    } else if (!renewed && prepared) {
+      prepared = renewed;
+    }
+  }
   std::uint64_t words = 0;
   std::uint64_t data = parts.data;
   for (const Mover& one : moving) {
@@ -241,32 +254,18 @@ Status SharedWorkspace::replace(Session::Impl& session, const std::string& tag,
   }
   SharedMemory::Room room = SharedMemory::room_for(parts, words);
   room.data = data;
-  MK_ASSIGN_OR_RETURN(const auto made,
-                      SharedMemory::make(session, kind, parameters, room, 0, executor_));
-  // All or none, on all ranks.
-  std::vector<OperatorWorkspace::Move> moves(moving.size());
-  for (std::size_t i = 0; i < moving.size(); ++i)
-    MK_RETURN_IF_ERROR(moving[i].workspace->renew_flags(session, moves[i]));
+  const auto made = SharedMemory::make(session, kind, parameters, room, 0, executor_, prepared);
   const auto prepare = [&]() -> Status {
+    MK_RETURN_IF_ERROR(made);
     for (std::size_t i = 0; i < moving.size(); ++i) {
-      MK_RETURN_IF_ERROR(moving[i].workspace->place_in(made, moves[i]));
+      MK_RETURN_IF_ERROR(moving[i].workspace->place_in(*made, moves[i]));
       MK_RETURN_IF_ERROR(moving[i].op->prepare_move(moves[i].context, moves[i].data_moved));
     }
     return {};
   };
-  Status prepared = prepare();
-  if (session.options().world > 1) {
-    const std::string text = prepared ? "" : prepared.error().message.substr(0, kReasonMax);
-    const auto blobs =
-        session.exchange(tag + "/ready", std::as_bytes(std::span(text)), session.options().timeout);
-    if (prepared && !blobs) prepared = propagate(blobs);
-    for (std::size_t rank = 0; prepared && rank < blobs->size(); ++rank) {
-      const std::vector<std::byte>& blob = (*blobs)[rank];
-      if (blob.empty()) continue;
-      prepared = fail(ErrorCode::kAborted, "rank {} cannot create {}: {}", rank, kind,
-                      std::string_view(reinterpret_cast<const char*>(blob.data()), blob.size()));
-    }
-  }
+  if (prepared) prepared = prepare();
+  // All or none, on all ranks.
+  prepared = session.agree(tag + "/ready", kind, prepared);
   for (std::size_t i = 0; i < moving.size(); ++i) {
     if (prepared) {
       moving[i].op->move(*moving[i].workspace->memory_);
@@ -275,7 +274,7 @@ Status SharedWorkspace::replace(Session::Impl& session, const std::string& tag,
       moving[i].op->stay();
     }
   }
-  if (prepared) memory_ = made;
+  if (prepared) memory_ = *made;
   return prepared;
 }
 
@@ -296,11 +295,20 @@ Result<OperatorWorkspace> OperatorWorkspace::create(Session::Impl& session, std:
   const std::string tag = session.next_operator_tag("grow");
   auto request = std::make_unique<WorkspaceRequest>(parts, executor);
   WorkspaceRequest* const asked = request.get();
+  // On a GPU a rank that fails takes part to the end, so that the others hear of it. Its own flags
+  // come first: those of operators that move may take the rest.
+  Move move;
+  Status so_far;
+  if (on_gpu) {
+    auto own_memory = made.make_own(session, executor);
+    so_far = own_memory.map([](const auto&) {});
+    if (own_memory) move.own = std::move(*own_memory);
+  }
   bool first = false;
   const auto make = [&]() -> Result<std::shared_ptr<SharedWorkspace>> {
     MK_ASSIGN_OR_RETURN(auto memory,
                         SharedMemory::make(session, kind, parameters, SharedMemory::room_for(parts),
-                                           flag_count, executor));
+                                           flag_count, executor, so_far));
     auto workspace = std::make_shared<SharedWorkspace>(std::move(memory), executor);
     asked->made = workspace;
     first = true;
@@ -310,11 +318,12 @@ Result<OperatorWorkspace> OperatorWorkspace::create(Session::Impl& session, std:
                       SharedCores::find_or_make<SharedWorkspace>(
                           session, on_gpu ? "workspace on a GPU" : "workspace", own, make,
                           std::unique_ptr<SharedCores::Request>(std::move(request))));
-  MK_RETURN_IF_ERROR(made.shared_->ensure(session, tag, kind, parameters, parts));
+  MK_RETURN_IF_ERROR(made.shared_->ensure(session, tag, kind, parameters, parts, so_far));
   made.alone_ = own;
   if (on_gpu || !first) {
-    Move move;
-    MK_ASSIGN_OR_RETURN(move.own, made.make_own(session, executor));
+    if (!on_gpu) {
+      MK_ASSIGN_OR_RETURN(move.own, made.make_own(session, executor));
+    }
     MK_RETURN_IF_ERROR(made.place_in(made.shared_->memory(), move));
     made.take(std::move(move));
     return made;
@@ -327,16 +336,18 @@ Result<OperatorWorkspace> OperatorWorkspace::create(Session::Impl& session, std:
 }
 
 Result<std::unique_ptr<OperatorMemory>> OperatorWorkspace::make_own(Session::Impl& session,
-                                                                    Executor executor) const {
+                                                                    Executor executor,
+                                                                    const Status& so_far) const {
   MK_ASSIGN_OR_RETURN(auto memory, OperatorMemory::create(session, kind_, parameters_, kPage,
-                                                          flag_count_, executor));
+                                                          flag_count_, executor, 0, so_far));
   return std::make_unique<OperatorMemory>(std::move(memory));
 }
 
-Status OperatorWorkspace::renew_flags(Session::Impl& session, Move& move) const {
+Status OperatorWorkspace::renew_flags(Session::Impl& session, Move& move,
+                                      const Status& so_far) const {
   // Within a node kernels have none.
   if (session.options().nodes == 1) return {};
-  MK_ASSIGN_OR_RETURN(move.own, make_own(session, Executor::kCuda));
+  MK_ASSIGN_OR_RETURN(move.own, make_own(session, Executor::kCuda, so_far));
   return {};
 }
 

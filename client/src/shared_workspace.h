@@ -6,6 +6,7 @@
 /// flags: their epochs begin anew.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <deque>
 #include <memory>
@@ -34,10 +35,12 @@ class SharedMemory {
   /// For an operator with `parts`, for others that have `words` there already, and for more.
   static Room room_for(const kernels::WorkspaceParts& parts, std::uint64_t words = 0);
 
-  /// Collective. `flag_count` flags are the first operator's, behind those of turns.
+  /// Collective. `flag_count` flags are the first operator's, behind those of turns. `so_far`: see
+  /// OperatorMemory::create.
   static Result<std::shared_ptr<SharedMemory>> make(Session::Impl& session, std::string_view kind,
                                                     const std::string& parameters, const Room& room,
-                                                    std::uint32_t flag_count, Executor executor);
+                                                    std::uint32_t flag_count, Executor executor,
+                                                    const Status& so_far = {});
 
   /// Whether it has room for the words of one more operator.
   bool has_room(std::uint64_t words) const;
@@ -55,6 +58,7 @@ class SharedMemory {
     std::uint64_t words_at = 0;
     std::uint64_t data_at = 0;  ///< from there
   };
+  /// kLimitExceeded on all ranks alike.
   Result<Place> add(std::string_view kind, std::uint64_t words);
   /// For that operator's kernels: `own` has its flags. `alone`: it takes no turns.
   kernels::RankContext context_of(const Place& place, const kernels::RankContext& own,
@@ -64,8 +68,8 @@ class SharedMemory {
 
   /// On a GPU: launches that the operator has put on streams.
   std::uint32_t queued(std::uint32_t sharer) const { return turn_.queued[sharer]; }
-  /// On a GPU: whether these have ended well, and no graph has any.
-  bool is_quiet(std::uint32_t sharer) const;
+  /// On a GPU: whether these have ended well by then, and no graph has any.
+  bool is_quiet(std::uint32_t sharer, std::chrono::steady_clock::time_point deadline) const;
   /// See OperatorMemory.
   void keep(std::shared_ptr<void> rest) { memory_.keep(std::move(rest)); }
 
@@ -109,9 +113,10 @@ class SharedWorkspace final : public OperatorCore {
   /// The newest.
   const std::shared_ptr<SharedMemory>& memory() const { return memory_; }
   /// Collective, while no rank launches: has room for an operator with `parts` then. `tag`: for
-  /// that.
+  /// that. `so_far`: see OperatorMemory::create.
   Status ensure(Session::Impl& session, const std::string& tag, std::string_view kind,
-                const std::string& parameters, const kernels::WorkspaceParts& parts);
+                const std::string& parameters, const kernels::WorkspaceParts& parts,
+                const Status& so_far);
 
   // Operators that may move, in the order of their creation; until they go.
   void add_mover(OperatorWorkspace& workspace, MovingOperator& mover);
@@ -123,7 +128,8 @@ class SharedWorkspace final : public OperatorCore {
     MovingOperator* op;
   };
   Status replace(Session::Impl& session, const std::string& tag, std::string_view kind,
-                 const std::string& parameters, const kernels::WorkspaceParts& parts);
+                 const std::string& parameters, const kernels::WorkspaceParts& parts,
+                 const Status& so_far);
   /// The movers in the newest memory that all ranks let go.
   Result<std::vector<Mover>> agreed_movers(Session::Impl& session, const std::string& tag);
 
@@ -174,10 +180,11 @@ class OperatorWorkspace {
     kernels::RankContext context;
     std::uint64_t data_moved = 0;
   };
-  /// Collective.
-  Result<std::unique_ptr<OperatorMemory>> make_own(Session::Impl& session, Executor executor) const;
+  /// Collective. `so_far`: see OperatorMemory::create.
+  Result<std::unique_ptr<OperatorMemory>> make_own(Session::Impl& session, Executor executor,
+                                                   const Status& so_far = {}) const;
   /// Collective, on a GPU: flags that show no old epoch.
-  Status renew_flags(Session::Impl& session, Move& move) const;
+  Status renew_flags(Session::Impl& session, Move& move, const Status& so_far) const;
   Status place_in(const std::shared_ptr<SharedMemory>& memory, Move& move) const;
   void take(Move move);
 

@@ -23,6 +23,9 @@ inline constexpr std::uint32_t kSharersMax = 256;
 /// Flags by which a node says that a turn may begin: an operator's is that of its number, so that a
 /// rank in another operator's turn is seen to be.
 inline constexpr std::uint32_t kTurnFlags = 16;
+/// Every so many turns all of them are sent: none is so old that it counts as reached
+/// (shm::epoch_reached).
+inline constexpr std::uint32_t kTurnFlagsAnew = 1u << 20;
 
 /// One rank's view of a workspace that operators share. The same on all ranks, but for addresses.
 struct WorkspaceTurn {
@@ -111,8 +114,9 @@ MK_HOST_DEVICE inline bool pass_each(const Lanes& lanes, std::uint32_t count, Pa
   return lanes.all(passed);
 }
 
-/// A turn of several nodes.
-struct RailTurn {
+/// A turn that ranks tell each other of: of several nodes, or after launches whose end says too
+/// little (TurnGate::outlasts).
+struct ToldTurn {
   const RankContext& memory;  ///< WorkspaceTurn's
   WaitControl control;        ///< with the word by which ranks in the last launch say they failed
   std::uint32_t number;       ///< of turns, with this one
@@ -122,7 +126,7 @@ struct RailTurn {
 
 /// Takes it, with all lanes. False: the launch has failed.
 template <class Executor, class Lanes>
-MK_HOST_DEVICE inline bool take_turn(Executor& executor, const Lanes& lanes, const RailTurn& turn,
+MK_HOST_DEVICE inline bool take_turn(Executor& executor, const Lanes& lanes, const ToldTurn& turn,
                                      WaitTotals& totals) {
   const RankContext& memory = turn.memory;
   const World& world = memory.world;
@@ -153,22 +157,29 @@ MK_HOST_DEVICE inline bool take_turn(Executor& executor, const Lanes& lanes, con
                      WorkspaceTurn::left(memory, world.local, local), turn.number);
   });
   if (!left) return false;
+  if (world.nodes == 1) return true;
+  const bool all_anew = turn.number % kTurnFlagsAnew == 0;
+  const std::uint32_t first = all_anew ? 0 : turn.sharer;
+  const std::uint32_t flags = all_anew ? kTurnFlags : 1;
   const auto tell_nodes = [&] {
     ChunkSender<Executor> sender(executor, turn.control, memory, 0, totals);
-    for (std::uint32_t node = 0; node < world.nodes; ++node) {
-      if (node != world.node &&
-          !sender.add_flag(node, WorkspaceTurn::flag(world.node, turn.sharer), turn.number))
-        return false;
+    for (std::uint32_t i = 0; i < flags * world.nodes; ++i) {
+      const std::uint32_t node = i / flags;
+      const std::uint32_t flag = WorkspaceTurn::flag(world.node, first + i % flags);
+      if (node != world.node && !sender.add_flag(node, flag, turn.number)) return false;
     }
     sender.commit();
     return true;
   };
   if (!lanes.all(lanes.lane() != 0 || tell_nodes())) return false;
-  return pass_each(lanes, world.nodes, [&](std::uint32_t node) {
+  return pass_each(lanes, flags * world.nodes, [&](std::uint32_t i) {
+    const std::uint32_t node = i / flags;
+    // Two hops: the peer waits for its own node first.
     return node == world.node ||
            wait_flag(executor, turn.control,
-                     site(FlagKind::kRelease, world.rail_peer(node), node, 1), totals,
-                     memory.arrival_flags + WorkspaceTurn::flag(node, turn.sharer), turn.number);
+                     site(FlagKind::kRelease, world.rail_peer(node), node, 2), totals,
+                     memory.arrival_flags + WorkspaceTurn::flag(node, first + i % flags),
+                     turn.number);
   });
 }
 
@@ -192,7 +203,7 @@ MK_HOST_DEVICE inline bool take_turn(Executor& executor, const Launch& launch, W
     }
     return true;
   }
-  RailTurn over_nodes{turn.context, launch.control, turn.number, sharer, sharer};
+  ToldTurn over_nodes{turn.context, launch.control, turn.number, sharer, sharer};
   // A rank that failed in the last one's launch does not end it.
   over_nodes.control.peer_failed =
       reinterpret_cast<const std::uint32_t*>(words + WorkspaceHead::failed());

@@ -11,6 +11,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <string>
 #include <thread>
 #include <utility>
@@ -57,12 +58,23 @@ struct Rank {
 class Operator final : public MovingOperator {
  public:
   static std::unique_ptr<Operator> create(Rank& rank, std::uint64_t data, bool own = false,
-                                          std::uint64_t words = kWords) {
-    auto made = OperatorWorkspace::create(*rank.session.impl(), "fake",
-                                          fmt::format("data={} words={}", data, words),
-                                          {words, data, words}, kFlags, own, Executor::kCuda);
+                                          std::uint64_t words = kWords,
+                                          std::uint32_t flags = kFlags) {
+    auto made = try_to(rank, data, own, words, flags);
     EXPECT_TRUE(made) << made.error().message;
     return made ? std::make_unique<Operator>(std::move(*made), words) : nullptr;
+  }
+  /// As make_device_operator() does.
+  static Result<OperatorWorkspace> try_to(Rank& rank, std::uint64_t data, bool own = false,
+                                          std::uint64_t words = kWords,
+                                          std::uint32_t flags = kFlags) {
+    Session::Impl& session = *rank.session.impl();
+    const std::string tag = session.next_operator_tag("ready");
+    auto made =
+        OperatorWorkspace::create(session, "fake", fmt::format("data={} words={}", data, words),
+                                  {words, data, words}, flags, own, Executor::kCuda);
+    MK_RETURN_IF_ERROR(session.agree(tag, "fake", made.map([](const auto&) {})));
+    return made;
   }
   Operator(OperatorWorkspace memory, std::uint64_t words)
       : memory_(std::move(memory)),
@@ -183,19 +195,91 @@ TEST(GpuWorkspace, WordsThatDoNotFitEnlargeItToo) {
   });
 }
 
-TEST(GpuWorkspace, TheFirstNeedsNoTurnUntilOthersCome) {
+TEST(GpuWorkspace, NobodyHasLaunchedAtFirst) {
   on_ranks({1, 2}, [](Rank& rank) {
     const auto first = Operator::create(rank, 4 * kMiB);
     const auto second = Operator::create(rank, kMiB);
     ASSERT_TRUE(first && second);
     const std::byte* const memory = first->words() - first->context().shared->at;
-    EXPECT_EQ(first->context().shared->at,
-              *reinterpret_cast<const std::uint64_t*>(memory + WorkspaceTurn::kLastAt));
-    EXPECT_EQ(1u, first->turn().last);
+    EXPECT_EQ(0u, *reinterpret_cast<const std::uint64_t*>(memory + WorkspaceTurn::kLastAt));
+    EXPECT_EQ(0u, first->turn().last);
     EXPECT_EQ(&first->turn(), &second->turn());
     EXPECT_STREQ("fake", first->turn().names[1]);
     EXPECT_FALSE(first->memory().claim()) << "both have the data";
   });
+}
+
+// None of them has launched, so that all want to move to each new workspace.
+TEST(GpuWorkspace, MoreOperatorsThanAWorkspaceTakes) {
+  on_ranks({1, 2}, [](Rank& rank) {
+    std::vector<std::unique_ptr<Operator>> all;
+    for (std::uint32_t i = 0; i < kernels::kSharersMax + 3; ++i) {
+      all.push_back(Operator::create(rank, kMiB, false, kernels::kPage));
+      ASSERT_NE(nullptr, all.back()) << i;
+    }
+    std::set<const std::byte*> places;
+    std::set<const WorkspaceTurn*> workspaces;
+    for (const auto& one : all) {
+      places.insert(one->words());
+      workspaces.insert(&one->turn());
+      const kernels::WorkspaceShare& share = *one->context().shared;
+      EXPECT_LT(share.sharer, kernels::kSharersMax);
+      EXPECT_EQ(share.at, one->turn().words_at[share.sharer]);
+    }
+    EXPECT_EQ(all.size(), places.size());
+    EXPECT_EQ(2u, workspaces.size());
+    EXPECT_TRUE(rank.session.barrier());
+  });
+}
+
+// Each has to have new flags before the old ones go: who gets none stays, and the new one has its
+// own.
+TEST(GpuWorkspace, WhoGetsNoNewFlagsStays) {
+  on_ranks({2, 1}, [](Rank& rank) {
+    const std::uint32_t flags = rank.session.options().arrival_flags / 5 / 64 * 64;
+    std::vector<std::unique_ptr<Operator>> all;
+    for (std::uint64_t i = 1; i <= 4; ++i) {
+      all.push_back(Operator::create(rank, i * kMiB, false, kWords, flags - 64));
+      ASSERT_NE(nullptr, all.back()) << i;
+      rank.expect_bytes(64 * kMiB);  // waits for what goes
+    }
+    EXPECT_GT(all[0]->moved, all[2]->moved);
+    EXPECT_EQ(0, all[2]->moved);
+    EXPECT_EQ(&all[0]->turn(), &all[3]->turn());
+    EXPECT_NE(&all[2]->turn(), &all[3]->turn());
+  });
+}
+
+// A rank fails after it has told the others of its part: they hear of it at once, and all
+// can go on.
+TEST(GpuWorkspace, AFailureOnOneRankIsOneOnAll) {
+  for (const Nodes world : {Nodes{2, 1}, Nodes{2, 2}}) {
+    for (const bool larger : {false, true}) {
+      on_ranks(world, [&](Rank& rank) {
+        std::unique_ptr<Operator> first;
+        if (larger) first = Operator::create(rank, kMiB);
+        if (rank.number == 1) rank.driver.fail_stores_of = std::this_thread::get_id();
+        EXPECT_TRUE(rank.session.barrier());
+        const auto begin = std::chrono::steady_clock::now();
+        const auto refused = Operator::try_to(rank, 4 * kMiB);
+        ASSERT_FALSE(refused);
+        EXPECT_LT(std::chrono::steady_clock::now() - begin, rank.session.options().timeout / 2);
+        EXPECT_NE(std::string::npos, refused.error().message.find("stores nothing"))
+            << refused.error().message;
+        if (rank.number != 1) {
+          EXPECT_NE(std::string::npos, refused.error().message.find("rank 1"))
+              << refused.error().message;
+        }
+        EXPECT_EQ(larger, first != nullptr && first->stayed == 1);
+        EXPECT_TRUE(rank.session.barrier());
+        rank.driver.fail_stores_of = std::thread::id();
+        EXPECT_TRUE(rank.session.barrier());
+        const auto next = Operator::create(rank, 4 * kMiB);
+        ASSERT_NE(nullptr, next);
+        EXPECT_TRUE(first == nullptr || first->data() == next->data());
+      });
+    }
+  }
 }
 
 // An operator that one rank holds stays on all: one that has not ended, that is in a graph, or

@@ -174,17 +174,23 @@ template <class Operator, class Create, class... More>
 Result<std::unique_ptr<Operator>> make_device_operator(Session::Impl& session, std::string_view op,
                                                        const DeviceMemoryNeeds& needs,
                                                        Create create, const More&... more) {
-  MK_ASSIGN_OR_RETURN(auto memory,
-                      OperatorWorkspace::create(session, op, needs.parameters, needs.workspace,
-                                                needs.flag_count, needs.own, Executor::kCuda));
-  MK_ASSIGN_OR_RETURN(auto cuda, create(memory.context(), memory.data_moved()));
-  cudaStream_t stream = nullptr;
-  const cudaError_t error = cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);
-  if (error != cudaSuccess)
-    return fail(ErrorCode::kSystem, "{}: cannot make a stream: {}", op, cudaGetErrorString(error));
-  auto made = std::make_unique<Operator>(std::move(memory), std::move(create), std::move(cuda),
-                                         stream, more...);
-  MK_RETURN_IF_ERROR(session.barrier(session.options().timeout));
+  const std::string tag = session.next_operator_tag("ready");
+  const auto make = [&]() -> Result<std::unique_ptr<Operator>> {
+    MK_ASSIGN_OR_RETURN(auto memory,
+                        OperatorWorkspace::create(session, op, needs.parameters, needs.workspace,
+                                                  needs.flag_count, needs.own, Executor::kCuda));
+    MK_ASSIGN_OR_RETURN(auto cuda, create(memory.context(), memory.data_moved()));
+    cudaStream_t stream = nullptr;
+    const cudaError_t error = cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);
+    if (error != cudaSuccess) {
+      return fail(ErrorCode::kSystem, "{}: cannot make a stream: {}", op,
+                  cudaGetErrorString(error));
+    }
+    return std::make_unique<Operator>(std::move(memory), std::move(create), std::move(cuda), stream,
+                                      more...);
+  };
+  auto made = make();
+  MK_RETURN_IF_ERROR(session.agree(tag, op, made.map([](const auto&) {})));
   return made;
 }
 

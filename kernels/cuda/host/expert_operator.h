@@ -102,6 +102,8 @@ class ExpertOperator {
     told.planned = true;
   }
 
+  /// See OperatorFrame.
+  void engines_outlast_launches() { frame_.engines_outlast_launches(); }
   /// kUnsupported: the plan's tiles are higher than the kernel's.
   Status check_tile_rows(int most) const {
     if (plan_.tile_m <= static_cast<std::uint32_t>(most)) return {};

@@ -42,13 +42,22 @@ cudaError_t LaunchTurn::put_on(cudaStream_t stream) {
   // A graph may run between any two launches, but not between two that follow each other in one.
   const bool same =
       turn.last == share_.sharer + 1 && turn.capture == capture && (capture != 0 || !turn.captured);
+  // A rank that is alone has its stream's order.
+  if (!same && arguments_.gate.memory.world.size() > 1) {
+    const cudaError_t error = launch_turn(arguments_, stream);
+    if (error != cudaSuccess) {
+      turn.last = 0;  // whoever is next takes a turn: one too many waits for nobody
+      return error;
+    }
+  }
   turn.last = share_.sharer + 1;
   turn.capture = capture;
   if (capture != 0) turn.captured = turn.in_graph[share_.sharer] = true;
-  ++turn.queued[share_.sharer];
-  // A rank that is alone has its stream's order.
-  if (same || arguments_.gate.memory.world.size() == 1) return cudaSuccess;
-  return launch_turn(arguments_, stream);
+  return cudaSuccess;
+}
+
+void LaunchTurn::note_put() const {
+  if (share_.turn != nullptr) ++share_.turn->queued[share_.sharer];
 }
 
 void LaunchTurn::explain(const WaitRecord& record, Error& error) const {

@@ -19,8 +19,12 @@ class LaunchTurn {
   /// `launch`, `frame`: as they are at the operator's start. A context that is not shared takes
   /// none.
   cudaError_t start(const RankContext& context, const Launch& launch, const FrameArguments& frame);
+  /// TurnGate::outlasts, from now on.
+  void outlasts() { arguments_.gate.outlasts = true; }
   /// Before the launch is put on the stream.
   cudaError_t put_on(cudaStream_t stream);
+  /// It has been.
+  void note_put() const;
   /// Whether a local rank's later launch may fail and yet write where this one reads.
   bool heeds_peers() const {
     return share_.turn != nullptr && arguments_.gate.memory.world.locals > 1;

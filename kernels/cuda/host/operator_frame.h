@@ -64,6 +64,8 @@ class OperatorFrame {
   Status start(const RankContext& context, const CudaOptions& options, const GroupNeeds& needs,
                const PolledFlags& flags, Launch& launch, FrameArguments& frame);
   int device() const { return device_; }
+  /// After start(): the plan has copy engines whose rows not every rank waits for.
+  void engines_outlast_launches() { turn_.outlasts(); }
 
   /// kSystem with CUDA's reason.
   Status check(cudaError_t error, const char* what) const;
@@ -85,6 +87,7 @@ class OperatorFrame {
     const LaunchTold& told = arguments.frame.host.told;
     const LaunchRange range(name_.of(told), told.m, told.tag);
     MK_RETURN_IF_ERROR(check(kernel.launch(arguments, stream), "the launch was refused"));
+    turn_.note_put();
     if (adaptive_ == nullptr) return {};
     return check(adaptive_->measure(stream), "the launch cannot be measured");
   }

@@ -53,6 +53,8 @@ Status MoeDispatchCuda::start(const RankContext& context, const CudaOptions& opt
   MoeDispatchLaunch& launch = arguments_.launch;
   arguments_.frame.heeds_peers = of.locals > 1 && plan_.tokens.local_banks == 1;
   arguments_.frame.by_dma = launch.by_dma = engines_.used();
+  // A rank waits for the tokens that its experts need.
+  if (plan_.engines) engines_outlast_launches();
   deal_groups();
   tell(shape.features, shape.hidden, &routing_plan_of(launch).summary().tiles);
   plan::Candidate candidate;

@@ -124,6 +124,47 @@ TEST_F(Gate, TurnsGoToAndFro) {
   EXPECT_EQ(kFirst, *gate_.last());
 }
 
+// All have ended, but copy engines may still write: each rank says when its own have done.
+TEST_F(Gate, AfterLaunchesThatEnginesOutlastEachRankHasToSayThatItLeft) {
+  const auto left = [&](std::uint32_t at, std::uint32_t by) -> std::uint32_t& {
+    return *WorkspaceTurn::left(gate_.memory, at, by);
+  };
+  for (const std::uint32_t late : {0u, 2u}) {
+    end_all(7);
+    *gate_.last() = kFirst | TurnGate::kOutlasts;
+    const std::uint32_t number = *gate_.turns() + 1;
+    for (std::uint32_t by = 0; by < kLocals; ++by) left(1, by) = by == late ? number - 1 : number;
+    lane_ = {};
+    lane_.meanwhile = [&](std::uint64_t now) {
+      for (std::uint32_t at = 0; at < kLocals; ++at) EXPECT_EQ(number, left(at, 1));
+      if (now == 50) left(1, late) = number;
+    };
+    EXPECT_TRUE(take());
+    EXPECT_EQ(50u, lane_.now);
+    EXPECT_EQ(number, *gate_.turns());
+    EXPECT_EQ(kSecond, *gate_.last());
+  }
+  // The same operator again waits for nobody, and says what comes after it.
+  gate_.outlasts = true;
+  lane_ = {};
+  *gate_.last() = gate_.mark();
+  EXPECT_TRUE(take());
+  EXPECT_EQ(0, lane_.waits_begun);
+  *gate_.last() = kFirst;
+  EXPECT_TRUE(take());
+  EXPECT_EQ(kSecond | TurnGate::kOutlasts, *gate_.last());
+}
+
+TEST_F(Gate, WhoDoesNotLeaveIsNamed) {
+  end_all(7);
+  *gate_.last() = kFirst | TurnGate::kOutlasts;
+  *WorkspaceTurn::left(gate_.memory, 1, 0) = 1;
+  EXPECT_FALSE(take());
+  EXPECT_EQ(WaitEnd::kTimeout, local_.failure.end);
+  EXPECT_EQ(2u, local_.failure.site.rank);
+  EXPECT_EQ(TurnGate::note_of(kFirst), local_.failure.site.index[1]);
+}
+
 TEST_F(Gate, EndsAtItsDeadlineAndEndsWhoIsLate) {
   end_all(7);
   finished(kFirst, 2) = 6;
@@ -136,6 +177,7 @@ TEST_F(Gate, EndsAtItsDeadlineAndEndsWhoIsLate) {
   // The late rank's launch must not end well: this one's copies may come.
   for (std::uint32_t local = 0; local < kLocals; ++local)
     EXPECT_EQ(gate_.memory.world.rank() + 1, failed(local, kFirst));
+  EXPECT_EQ(0u, failed(1, kSecond)) << "this rank itself is the cause";
 }
 
 TEST_F(Gate, HearsThatTheSessionEnds) {
@@ -157,6 +199,7 @@ TEST_F(Gate, HearsThatAnotherRankFailed) {
   EXPECT_EQ(5u, lane_.now);
   EXPECT_EQ(WaitEnd::kPeerFailed, local_.failure.end);
   EXPECT_EQ(1u, failed(1, kFirst)) << "the first who failed stays the cause";
+  EXPECT_EQ(1u, failed(1, kSecond)) << "and is this launch's, too";
 }
 
 // Its own launch has not ended: what it has ended last is less than what the others have.
@@ -168,6 +211,7 @@ TEST_F(Gate, RefusesAfterAFailureAlthoughAllHaveEndedMore) {
   EXPECT_EQ(0u, lane_.now);
   EXPECT_EQ(WaitEnd::kPeerFailed, local_.failure.end);
   EXPECT_EQ(1u, local_.stop);
+  EXPECT_EQ(2u, failed(1, kSecond));
 }
 
 }  // namespace

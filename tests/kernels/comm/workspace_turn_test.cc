@@ -27,7 +27,7 @@ constexpr std::uint32_t kWords = 24;  ///< of one rank's or node's part of an ar
 constexpr std::uint64_t kPartBytes = kWords * 4;
 
 /// A turn does not wait for these.
-enum class Fault { kNone, kNoTurn, kLocals, kRails };
+enum class Fault { kNone, kNoTurn, kLocals, kRails, kEngines };
 
 struct TurnOptions {
   std::uint32_t nodes, locals;
@@ -35,6 +35,10 @@ struct TurnOptions {
   Fault fault = Fault::kNone;
   bool immediates = false;
   bool gate = false;  ///< as on a GPU
+  /// A rank's sums are written once more, by an engine that this rank's next launch waits for: when
+  /// its kernel has ended, and whether anyone still looks or not.
+  bool engines = false;
+  std::uint32_t turns_before = 0;
 };
 
 /// A turn's kernel with one lane.
@@ -65,6 +69,7 @@ class TurnSimulation {
       ranks_[rank]->turn.context = cluster_.context(rank);
       for (std::uint32_t op = 0; op < kOperators; ++op)
         ranks_[rank]->turn.words_at[op] = words_at(op);
+      begin_with(*ranks_[rank], options_.turns_before);
       fibers_.add(rank, [this, rank] { drive(*ranks_[rank]); });
     }
   }
@@ -74,6 +79,19 @@ class TurnSimulation {
     fibers_.run([this] { return network_.busy(); }, [this] { network_.step(); },
                 [this] { now_ns_ += 1'000'000; });
     return wrong_.empty() ? network_.complaint() : wrong_;
+  }
+
+  /// Of turns' flags that other nodes send, at any rank.
+  std::uint32_t oldest_flag() const {
+    std::uint32_t oldest = ~0u;
+    for (const auto& rank : ranks_) {
+      const RankContext& context = rank->turn.context;
+      for (std::uint32_t node = 0; node < options_.nodes; ++node) {
+        for (std::uint32_t op = 0; op < kTurnFlags && node != context.world.node; ++op)
+          oldest = std::min(oldest, context.arrival_flags[WorkspaceTurn::flag(node, op)]);
+      }
+    }
+    return oldest;
   }
 
  private:
@@ -139,6 +157,17 @@ class TurnSimulation {
     gate.memory = rank.turn.context;
     return options_.gate ? *gate.turns() : rank.turn.number;
   }
+  /// So many turns ago all was as it is.
+  void begin_with(Rank& rank, std::uint32_t turns) const {
+    const RankContext& context = rank.turn.context;
+    TurnGate gate;
+    gate.memory = context;
+    *gate.turns() = rank.turn.number = turns;
+    for (std::uint32_t local = 0; local < options_.locals; ++local)
+      *WorkspaceTurn::left(context, context.world.local, local) = turns;
+    for (std::uint32_t flag = 0; flag < WorkspaceTurn::flags(options_.nodes); ++flag)
+      context.arrival_flags[flag] = turns;
+  }
   void forge(Rank& rank, std::uint32_t op) {
     const WorkspaceTurn& turn = rank.turn;
     const World& world = turn.context.world;
@@ -174,6 +203,7 @@ class TurnSimulation {
     gate.sharer = launch.context.shared->sharer;
     gate.words_at = words_at(gate.sharer);
     gate.control = launch.control;
+    gate.outlasts = options_.engines && options_.fault != Fault::kEngines;
     return take_turn(executor, gate, totals);
   }
 
@@ -249,6 +279,8 @@ class TurnSimulation {
     }
     announce_end(launch);
     fibers_.changed();
+    for (std::uint32_t local = 0; options_.engines && local < world.locals; ++local)
+      fill(rank, local, area(op, 0, world.local), number);
     return true;
   }
 
@@ -290,6 +322,36 @@ int seeds_wrong(TurnOptions options) {
   return wrong;
 }
 
+std::vector<TurnOptions> worlds_with_engines() {
+  std::vector<TurnOptions> all = worlds();
+  std::erase_if(all, [](const TurnOptions& one) { return !one.gate || one.locals == 1; });
+  for (TurnOptions& one : all) one.engines = true;
+  return all;
+}
+TEST(WorkspaceTurn, NorDoEnginesThatOutlastTheirLaunches) {
+  for (TurnOptions options : worlds_with_engines()) {
+    for (options.seed = 1; options.seed <= kSeeds; ++options.seed) {
+      TurnSimulation simulation(options);
+      ASSERT_EQ("", simulation.run())
+          << options.nodes << " x " << options.locals << ", seed " << options.seed;
+    }
+  }
+}
+
+// A flag that nobody has sent for half of all epochs would count as reached.
+TEST(WorkspaceTurn, FlagsOfTurnsAreSentAnewBeforeTheyAreTooOld) {
+  for (TurnOptions options : worlds()) {
+    if (options.nodes == 1) continue;
+    options.turns_before = kTurnFlagsAnew - 5;
+    for (options.seed = 1; options.seed <= 20; ++options.seed) {
+      TurnSimulation simulation(options);
+      ASSERT_EQ("", simulation.run());
+      EXPECT_GE(simulation.oldest_flag(), kTurnFlagsAnew)
+          << options.nodes << " x " << options.locals << ", seed " << options.seed;
+    }
+  }
+}
+
 TEST(WorkspaceTurn, WithoutTurnsTheyDo) {
   for (TurnOptions options : worlds()) {
     options.fault = Fault::kNoTurn;
@@ -307,6 +369,14 @@ TEST(WorkspaceTurn, ATurnThatDoesNotAwaitTheOtherNodesIsSeen) {
   for (TurnOptions options : worlds()) {
     if (options.nodes == 1) continue;
     options.fault = Fault::kRails;
+    EXPECT_GT(seeds_wrong(options), 0) << options.nodes << " x " << options.locals;
+  }
+}
+
+TEST(WorkspaceTurn, ATurnThatDoesNotAwaitEnginesIsSeen) {
+  for (TurnOptions options : worlds_with_engines()) {
+    if (options.nodes > 1) continue;  // over nodes ranks tell each other anyway
+    options.fault = Fault::kEngines;
     EXPECT_GT(seeds_wrong(options), 0) << options.nodes << " x " << options.locals;
   }
 }

@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdlib>
 #include <cstring>
 #include <deque>
@@ -17,6 +18,7 @@
 #include <new>
 #include <set>
 #include <span>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -69,6 +71,7 @@ class FakeDriver final : public Driver {
   bool hold = false;  ///< streams do their work only by `run`
   bool fail_copies = false;
   bool fail_open = false;
+  std::atomic<std::thread::id> fail_stores_of{};  ///< of that thread
   bool exports_dmabufs = true;
   MemoryRoom free_memory{1ull << 40, 1ull << 40};
   /// Does up to `count` pieces of work, over all streams in turn; how many there were.
@@ -200,6 +203,8 @@ class FakeDriver final : public Driver {
     return {};
   }
   Status store(int, std::byte* to, const void* from, std::uint64_t bytes) override {
+    if (fail_stores_of.load() == std::this_thread::get_id())
+      return fail(ErrorCode::kSystem, "the fake driver stores nothing");
     std::memcpy(to, from, bytes);
     return {};
   }
