@@ -3,7 +3,7 @@
 #
 #   bash deploy/install-deps.sh [--build] [--test] [--rdma] [--ops] [--docs] [--list]
 #
-# --build  compiler, build tools, libraries       --test  test libraries, formatter, linter
+# --build  compiler, tools to build and to package, libraries       --test  test libraries, formatter, linter
 # --rdma   a virtual machine with a software RDMA NIC (tests/rdma)
 # --ops    what only tests of the daemon's surroundings need: promtool, dnsmasq, etcd, Slurm, Open MPI, torch, lintian, ...;
 #          their services are not started
@@ -18,7 +18,7 @@ build_packages=(
   protobuf-compiler protobuf-compiler-grpc libprotobuf-dev libgrpc++-dev
   libfmt-dev libexpected-dev libboost-dev nlohmann-json3-dev libtomlplusplus-dev libcli11-dev
   libdnnl-dev libfabric-dev libibverbs-dev libhwloc-dev libsystemd-dev libssl-dev
-  prometheus-cpp-dev scdoc python3-pip
+  prometheus-cpp-dev scdoc python3-pip python3-venv file
 )
 test_packages=(
   libgtest-dev libgmock-dev libbenchmark-dev clang-format-14 clang-tidy-14 python3 systemd

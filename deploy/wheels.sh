@@ -29,6 +29,7 @@ done
 tools=$root/build/wheel-tools
 if ! cmp -s "$here/wheels.txt" "$tools/wheels.txt"; then
   python=$(command -v /usr/bin/python3 || command -v python3)
+  "$python" -c "import ensurepip, venv" 2>/dev/null || { echo "wheels.sh: $python makes no environment (Debian: python3-venv)" >&2; exit 1; }
   "$python" -m venv "$tools"
   "$tools/bin/pip" install --quiet --disable-pip-version-check --requirement "$here/wheels.txt"
   cp "$here/wheels.txt" "$tools/wheels.txt"

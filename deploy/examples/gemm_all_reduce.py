@@ -43,7 +43,7 @@ def inputs(rank, m, n, k):
     return [torch.randint(-1, 2, shape, generator=random).to(torch.bfloat16) for shape in ((m, k), (k, n))]
 
 
-m, n, k = map(int, sys.argv[1:4]) if len(sys.argv) > 3 else (256, 256, 64)
+m, n, k = map(int, sys.argv[1:4]) if len(sys.argv) > 3 else (256, 256, 16)
 session, op = VOID(), VOID()
 check(mk.mk_session_attach_from_environment(None, ctypes.byref(session)))
 rank, world = mk.mk_session_rank(session), mk.mk_session_world(session)
