@@ -4,7 +4,8 @@
 - deploy/docs/troubleshooting.md has a section for every error code, a row for every check of the doctor, and a row for every flag
   that a wait may name. deploy/docs/operations.md has a row for every alert, and the beginning of every metric's name.
 - deploy/docs/api/cpp.md has every public declaration of the headers, and every operator's class promises which bits are equal.
-  deploy/docs/api/python.md has every public name of the Python packages.
+  deploy/docs/api/python.md has every public name of the Python packages, and every environment variable that they read.
+- The bounds in deploy/mkerneld.toml.example are those of the code.
 - A document, a program or the planner's tests use each file of tests/bench/results.
 - A link to a line, [`name`](file#L12), leads to a line that has the name. --fix sets the number right.
 - A block after "From [`file`](path):" is in that file.
@@ -102,6 +103,18 @@ class Repository:
                 if isinstance(node, ast.Assign) and any(getattr(target, "id", "") == "__all__" for target in node.targets):
                     public = self.found(f"the names of {package}", ast.literal_eval(node.value), 15)
                     self.breaches += [f"{name}: no mention of {one}" for one in sorted(public - said) if not one.startswith("__")]
+        sources = "\n".join(self.text(one) for one in self.files if one.startswith("client/python/mkernel/") and one.endswith(".py"))
+        read = self.found("the environment variables of Python", re.findall(r'environ(?:\.get\(|\[)"(MKERNEL_\w+)"', sources), 2)
+        self.breaches += [f"{name}: no mention of {one}" for one in sorted(read - said)]
+
+    def example(self):
+        name = "deploy/mkerneld.toml.example"
+        nodes = int("".join(re.findall(r"kNodesMax = (\d+);", self.text("shm/limits.h"))) or 0)
+        own = int("".join(re.findall(r"kOwnDescriptorsMax = (\d+) \* shm::kNodesMax;", self.text("daemon/config/client_limits.cc"))) or 0)
+        self.found("the bounds of the example", [one for one in (nodes, own) if one], 2)
+        for said in (f"another one, from 0 to {nodes - 1}. ", f"less a quarter, at most {own * nodes}\n"):
+            if said not in self.text(name):
+                self.breaches.append(f"{name}: it does not say: {said.strip()}")
 
     def results(self):
         # The folder's own page says how files were made, which is no use.
@@ -154,7 +167,7 @@ class Repository:
                 self.breaches.append(f"{name}: {lines} lines, at most {most}")
 
     def check(self):
-        for check in (self.troubleshooting, self.operations, self.headers, self.python, self.results, self.lines, self.excerpts, self.lengths):
+        for check in (self.troubleshooting, self.operations, self.headers, self.python, self.example, self.results, self.lines, self.excerpts, self.lengths):
             check()
         return self.breaches
 

@@ -60,6 +60,14 @@ class CheckDocs(unittest.TestCase):
     def test_a_public_name_of_python_without_its_place_on_the_page(self):
         self.assertEqual(without("deploy/docs/api/python.md", "`RankFailed`"), ["deploy/docs/api/python.md: no mention of RankFailed"])
 
+    def test_an_environment_variable_of_python_without_its_place_on_the_page(self):
+        self.assertEqual(without("deploy/docs/api/python.md", "`MKERNEL_BIN`"), ["deploy/docs/api/python.md: no mention of MKERNEL_BIN"])
+
+    def test_a_bound_in_the_example_that_the_code_does_not_have(self):
+        name = "deploy/mkerneld.toml.example"
+        text = (ROOT / name).read_text(encoding="utf-8")
+        self.assertEqual(Changed({name: text.replace("0 to 1023", "0 to 127")}).check(), [f"{name}: it does not say: another one, from 0 to 1023."])
+
     def test_a_header_that_promises_no_bits(self):
         header = "client/include/mkernel/gemm_reduce_scatter.h"
         text = (ROOT / header).read_text(encoding="utf-8")

@@ -73,7 +73,7 @@ class MK_EXPORT MoeDispatchGemm {
   static Result<MoeDispatchGemm> create(Session& session, const Shape& shape);
 
   /// Bytes that `create` takes on this rank: of the host, or with Executor::kCuda of the calling
-  /// thread's GPU. It never shares its workspace. Not collective.
+  /// thread's GPU. Each has rows of its own. Not collective.
   static Result<std::uint64_t> workspace_bytes(const Session& session, const Shape& shape,
                                                const Tuning& tuning);
   static Result<std::uint64_t> workspace_bytes(const Session& session, const Shape& shape);
