@@ -2,8 +2,9 @@
 # From a fresh Debian 12 machine to a checked two-node run, in one command: installs what the build needs, builds the
 # daemon, the client library and the tools, starts two mkerneld processes as two nodes of this machine with two ranks
 # each, runs the six fused operators over them beside their unfused forms, and checks every element of every result.
-# Where it finds GPUs, it builds the kernels too and runs the three tensor-parallel operators on them, as one node and,
-# of an even number, as two; without nvcc it offers to put PyPI's pinned CUDA compiler into the build folder.
+# Where it finds GPUs, it builds the kernels too and runs the three tensor-parallel operators and Ring
+# Attention on them, as one node and, of an even number, as two; without nvcc it offers to put PyPI's pinned CUDA compiler
+# into the build folder.
 #
 #   bash deploy/quickstart.sh [--no-install] [extra options of `mkbench all`]
 #

@@ -6,6 +6,7 @@
 - deploy/docs/api/cpp.md has every public declaration of the headers, and every operator's class promises which bits are equal.
   deploy/docs/api/python.md has every public name of the Python packages, and every environment variable that they read.
 - The bounds in deploy/mkerneld.toml.example are those of the code.
+- A block with `install-deps.sh --build` configures without tests, and these packages are enough for what it calls.
 - A document, a program or the planner's tests use each file of tests/bench/results.
 - A link to a line, [`name`](file#L12), leads to a line that has the name. --fix sets the number right.
 - A block after "From [`file`](path):" is in that file.
@@ -116,6 +117,20 @@ class Repository:
             if said not in self.text(name):
                 self.breaches.append(f"{name}: it does not say: {said.strip()}")
 
+    def builds(self):
+        packages = re.search(r"^build_packages=\((.*?)\)", self.text("deploy/install-deps.sh"), re.M | re.S)
+        installed = self.found("the packages of --build", packages.group(1).split() if packages else [], 20)
+        # CPack's shlibdeps calls `file`, and wheels.sh makes an environment.
+        needs = {"--target package": "file", "deploy/wheels.sh": "python3-venv", "-m venv": "python3-venv"}
+        blocks = [(name, block) for name in self.files if name.startswith("deploy/docs/") and name.endswith(".md")
+                  for block in re.findall(r"^```sh\n(.*?)^```", self.text(name), re.M | re.S) if "install-deps.sh --build\n" in block]
+        self.found("the blocks that install and build", blocks, 2)
+        for name, block in blocks:
+            for line in re.findall(r"cmake --preset release.*", block):
+                if "-DMK_TESTS=OFF -DMK_BENCH=OFF" not in line:
+                    self.breaches.append(f"{name}: --build installs no libraries for tests: {line}")
+            self.breaches += [f"{name}: --build does not install {package}: {call}" for call, package in needs.items() if call in block and package not in installed]
+
     def results(self):
         # The folder's own page says how files were made, which is no use.
         users = [name for name in self.files if name.endswith((".md", ".py", ".sh", ".txt", ".cc", ".h")) and
@@ -167,7 +182,7 @@ class Repository:
                 self.breaches.append(f"{name}: {lines} lines, at most {most}")
 
     def check(self):
-        for check in (self.troubleshooting, self.operations, self.headers, self.python, self.example, self.results, self.lines, self.excerpts, self.lengths):
+        for check in (self.troubleshooting, self.operations, self.headers, self.python, self.example, self.builds, self.results, self.lines, self.excerpts, self.lengths):
             check()
         return self.breaches
 

@@ -68,6 +68,13 @@ class CheckDocs(unittest.TestCase):
         text = (ROOT / name).read_text(encoding="utf-8")
         self.assertEqual(Changed({name: text.replace("0 to 1023", "0 to 127")}).check(), [f"{name}: it does not say: another one, from 0 to 1023."])
 
+    def test_a_block_whose_build_wants_more_than_it_installs(self):
+        name = "deploy/docs/tutorials/04_your_model.md"
+        self.assertRegex("\n".join(without(name, " -DMK_TESTS=OFF -DMK_BENCH=OFF")), f"^{name}: --build installs no libraries for tests: cmake --preset release -DMK_CUDA=ON$")
+        self.assertEqual(without("deploy/install-deps.sh", " python3-venv file\n"),
+                         ["deploy/docs/operations.md: --build does not install file: --target package",
+                          f"{name}: --build does not install python3-venv: deploy/wheels.sh", f"{name}: --build does not install python3-venv: -m venv"])
+
     def test_a_header_that_promises_no_bits(self):
         header = "client/include/mkernel/gemm_reduce_scatter.h"
         text = (ROOT / header).read_text(encoding="utf-8")

@@ -262,7 +262,22 @@ def torch_bench():
         yield words.format(ms["mkernel"] / ms["dtensor"])
 
 
+def readme():
+    one, two = (load(name)["rows"] for name in ("operators_h200_x2", "operators_h200_2x1"))
+    yield f"the GEMM operators are {span((case['speedup'] for case in one), '.1f')} times as fast as cuBLAS followed by NCCL"
+    gains = [[moe_figures.gain(case, "layer") for case in load(name)["cases"]] for name in moe_figures.TABLES]
+    yield f"A MoE layer is {min(gains[0]):.2f} to {max(gains[0]):.1f} times as fast as PyTorch's"
+    yield f"Over two nodes a MoE layer is {span(gains[1], '.1f')} times as fast as PyTorch's"
+    attention = [ring_gain(case) for name in ("ring_h200_1x2", "ring_h200_1x2_long") for case in load(name)["cases"]]
+    yield f"Attention is {min(attention):.2f} to {max(attention):.1f} times as fast as the faster of two baselines"
+    both = two + load("layers_h200_2x1")["rows"]
+    many = [case.get("speedup_in_place", case["speedup"]) for case in both if case["m"] >= 8192]
+    many += [case["speedup"] for case in both if case["m"] >= 8192]
+    yield f"GEMM operators are {min(many):.2f} to {max(many):.1f} times as fast from 8192 rows on"
+
+
 CLAIMS = {
+    "../../README.md": (readme,),
     "performance.md": (gemm_operators, planner_choices, few_rows, layers, moe, ring, collectives, fabrics, daemon),
     "tuning.md": (partitions, turns, a_node),
     "api/python.md": (torch_bench,),
