@@ -71,8 +71,8 @@ Error describe(const WaitRecord& record, std::string_view op, std::uint32_t epoc
   switch (record.end) {
     case WaitEnd::kTimeout:
       return {ErrorCode::kTimeout,
-              fmt::format("{}: {}; find out why it is behind, or raise the wait timeout", launch,
-                          wait)};
+              fmt::format("{}: {}; find out why {} behind, or raise the wait timeout", launch, wait,
+                          site.hops > 2 ? "it, or a rank that it waits for, is" : "it is")};
     case WaitEnd::kSessionAbort:
       return {ErrorCode::kAborted,
               fmt::format("{}: the session was aborted while {}", launch, wait)};

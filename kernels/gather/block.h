@@ -237,13 +237,17 @@ class GatherBlock {
     return block.common.context.arrival_flags +
            schedule.arrival(block.bank, block.world.node, schedule.node_of(origin), chunk);
   }
-  /// Who is behind when the chunk does not come: its origin, as far as one can know here.
+  /// Who is behind when the chunk does not come: its origin, as far as one can know here. Where
+  /// shards take turns, a chunk behind the header also waits for other ranks' chunks. Then the wait
+  /// for the header of a rank that is missing is the one to speak first.
   MK_HOST_DEVICE WaitSite site(std::uint32_t origin, std::uint32_t chunk) const {
     const bool here = arrives_here(origin);
     const std::uint32_t node = schedule.node_of(origin);
-    const std::uint32_t hops = schedule.hops_from(node);
+    std::uint32_t hops = schedule.hops_from(node);
+    if (hops > kGatherHopsMax || (hops != 0 && chunk != 0 && schedule.takes_turns()))
+      hops = kGatherHopsMax;
     return block.site(here ? FlagKind::kArrival : FlagKind::kRowsReady, origin,
-                      here ? node : origin, chunk, hops < kGatherHopsMax ? hops : kGatherHopsMax);
+                      here ? node : origin, chunk, hops);
   }
 
   std::uint32_t checked_ = kNone;  ///< the origin whose header was checked last

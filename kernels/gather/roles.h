@@ -188,8 +188,8 @@ MK_HOST_DEVICE inline bool share(GatherBlock<Executor>& gather, const Source& so
 }
 
 /// Sends round the ring: runs of this rank's own chunks, and of its rail's others as they arrive
-/// (ChunkOrder). It takes chunks `index`, `index` + `blocks`, ... of each run, `index` being this
-/// block's. Only with several nodes.
+/// (ChunkOrder). It takes chunks `index`, `index` + `blocks`, ... of each shard, `index` being this
+/// block's: runs may be shorter than there are blocks. Only with several nodes.
 template <class Executor>
 MK_HOST_DEVICE inline bool send_shards(GatherBlock<Executor>& gather, Channel<Executor>& channel,
                                        std::uint32_t blocks) {
@@ -210,7 +210,8 @@ MK_HOST_DEVICE inline bool send_shards(GatherBlock<Executor>& gather, Channel<Ex
                       schedule.arrival(block.bank, to, node, 0)};
     if (hops == 0 && range.begin == 0 && gather.in_place && block.index == 0)
       write_header(gather, block.at(route.source));
-    const ChunkRun run = ChunkRun::below(range.end, range.begin + block.index, blocks);
+    const std::uint32_t skipped = (block.index + blocks - range.begin % blocks) % blocks;
+    const ChunkRun run = ChunkRun::below(range.end, range.begin + skipped, blocks);
     return channel.send_when_ready(
         {run, 1, schedule.geometry().chunk_bytes, node, nullptr},
         [&](std::uint32_t /*peer*/) { return route; },

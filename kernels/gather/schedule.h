@@ -108,6 +108,7 @@ class GatherSchedule {
   /// In which order. Shard s of its predecessor is that of node_at(s + 1): in this order they come
   /// here, too.
   MK_HOST_DEVICE ChunkOrder order() const { return {shards_sent(), geometry_.turn_chunks}; }
+  MK_HOST_DEVICE bool takes_turns() const { return world_.nodes > 2 && geometry_.turn_chunks != 0; }
 
   // --- The order in which rows are to be expected here ---
 

@@ -110,6 +110,12 @@ TEST_F(WaitTest, IndirectWaitsGetMoreTime) {
   EXPECT_EQ(record.waited_ns, kTimeoutNs * 3 / 2 + 1);
 }
 
+TEST_F(WaitTest, AWaitFarFromItsCauseSaysThatOthersMayBeBehind) {
+  site.hops = 4;
+  EXPECT_FALSE(wait());
+  EXPECT_NE(text().find("why it, or a rank that it waits for, is behind"), std::string::npos);
+}
+
 TEST_F(WaitTest, AFlagThatCameBeforeTheClockWasReadCounts) {
   EXPECT_TRUE(wait([&](std::uint32_t pauses) {
     if (pauses == 3) {

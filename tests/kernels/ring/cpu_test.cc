@@ -166,6 +166,37 @@ TEST(RingAttentionCpu, EveryRunGivesTheSameBits) {
   }
 }
 
+// Turns shorter than there are send blocks give none of them all chunks: each has every third of a
+// shard's.
+TEST(RingAttentionCpu, ShortTurnsAreDealtOutToAllSendBlocks) {
+  constexpr std::uint32_t kSenders = 3;
+  for (const std::uint32_t turn : {1u, 2u, 4u}) {
+    RingJobOptions options = job_options(3, 1, false, 1);
+    options.tiling = {5, 7, 128, 1, 2, KeyPacking::kHeads};
+    options.tiling.turn_chunks = turn;
+    options.cpu.blocks.send = kSenders;
+    RingJob job(options);
+    NetworkThread network(job.cluster(), 5);
+    const RingLaunch launch{static_cast<std::uint32_t>(job.plan().seq_max)};
+    const auto results = job.run({launch});
+    ASSERT_EQ(job.check(launch, results[0]), "");
+    for (std::uint32_t rank = 0; rank < job.size(); ++rank) {
+      const RankMemory& memory = job.cluster().rank(rank);
+      const RingAttentionSchedule schedule(job.plan(), memory.world, launch.seq, launch.mode);
+      for (std::uint32_t lane = 0; lane < kSenders; ++lane) {
+        std::uint64_t chunks = 0;
+        for (std::uint32_t hops = 0; hops < 2; ++hops) {
+          const std::uint32_t origin = schedule.gather().node_at(hops);
+          chunks +=
+              div_up(schedule.gather().chunks(schedule.gathered_rows(origin)) - lane, kSenders);
+        }
+        EXPECT_EQ(memory.producers[lane].produced, chunks)
+            << "rank " << rank << ", lane " << lane << ", turns of " << turn;
+      }
+    }
+  }
+}
+
 // A workspace with room for fewer heads than there are: launch by launch of the protocol, with
 // skewed ranks, and the bits of one that has room for all.
 TEST(RingAttentionCpu, WindowsOfHeadsChangeNoBit) {

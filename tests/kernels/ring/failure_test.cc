@@ -7,6 +7,7 @@
 #include <thread>
 #include <vector>
 
+#include "kernels/gather/schedule.h"
 #include "tests/kernels/ring/job.h"
 #include "tests/kernels/support/network.h"
 
@@ -45,6 +46,13 @@ bool contains(const std::string& text, std::string_view part) {
   return text.find(part) != std::string::npos;
 }
 
+/// How long the message says that the rank waited.
+double waited_s(const Error& error) {
+  constexpr std::string_view kBefore = "waited ";
+  const std::size_t at = error.message.find(kBefore);
+  return at == std::string::npos ? 0 : std::stod(error.message.substr(at + kBefore.size()));
+}
+
 TEST(RingAttentionFailure, AMissingRankIsNamed) {
   for (const bool adaptive : {false, true}) {
     RingJobOptions options = job_options(1, 3, milliseconds(1000));
@@ -68,6 +76,30 @@ TEST(RingAttentionFailure, AMissingNodeIsNamed) {
   EXPECT_EQ(errors[0].code, ErrorCode::kTimeout);
   EXPECT_TRUE(contains(errors[0].message, "for rank 1: flag arrival[node 1][chunk 0]"))
       << errors[0].message;
+}
+
+// Where shards take turns, a rank sends no more of its own keys either while it waits for those of
+// the missing rank. Only those who wait for that one itself may speak first.
+TEST(RingAttentionFailure, AMissingNodeIsNamedWhereShardsTakeTurns) {
+  RingJobOptions options = job_options(4, 1, milliseconds(1000));
+  options.shape.causal = false;
+  options.tiling.chunk_bytes = 128;
+  options.tiling.packing = KeyPacking::kHeads;
+  options.tiling.turn_chunks = 1;
+  RingJob job(options);
+  ASSERT_GT(job.plan().gather.chunks_max, 2 * ChunkOrder::kLastTurns);
+  NetworkThread network(job.cluster(), 1);
+  const auto errors = launch_on(job, {1, 2, 3}, {80, 80, 80, 80});
+  EXPECT_GE(waited_s(errors[1]), 1.25) << errors[1].message;
+  EXPECT_GE(waited_s(errors[2]), 1.5) << errors[2].message;
+  for (const std::uint32_t rank : {1u, 2u}) {
+    EXPECT_TRUE(contains(errors[rank].message, "for rank 0: flag arrival[node 0][chunk 0]"))
+        << errors[rank].message;
+  }
+  // Its blocks wait for keys that rank 2 does not pass on.
+  EXPECT_GE(waited_s(errors[3]), 2) << errors[3].message;
+  EXPECT_TRUE(contains(errors[3].message, "why it, or a rank that it waits for, is behind"))
+      << errors[3].message;
 }
 
 TEST(RingAttentionFailure, RanksWithAnotherSequenceAreBothNamed) {
