@@ -63,8 +63,8 @@ struct RankContext {
   const std::uint32_t* session_abort = nullptr;
   const std::uint32_t* process_abort = nullptr;
 
-  /// Null: no unlike operator has the workspace, too. (On a GPU always. A word more in here would
-  /// cost kernels registers.)
+  /// Null: its launches take no turns with unlike operators'. Kernels get null: turns are taken
+  /// ahead of them. (A word more in here would cost them registers.)
   const WorkspaceShare* shared = nullptr;
 };
 
