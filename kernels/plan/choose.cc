@@ -8,6 +8,7 @@
 #include "kernels/plan/accounted.h"
 #include "kernels/plan/cluster.h"
 #include "kernels/plan/legal.h"
+#include "kernels/plan/operator_work.h"
 #include "shm/host/result.h"
 
 namespace mk::kernels::plan {
@@ -57,10 +58,16 @@ Timeline time_of(const Problem& problem, const Machine& machine, const Candidate
                                 : predict(problem, machine, candidate);
 }
 
+/// Chunks of a window times hops for which a turn is chosen; of more the plan's own has to do.
+constexpr std::uint64_t kChunkHopsMax = 1u << 18;
+
 /// By the order in which keys come, which predict() leaves out.
 void choose_turn(const Problem& problem, const Machine& machine, Candidate& candidate) {
   if (!has_turns(problem) || machine.kind != MachineKind::kGpu || candidate.form != Mode::kFused)
     return;
+  const Problem one = of_one_window(problem, machine.kind, candidate);
+  const auto numbers = order_numbers(one, machine.kind, candidate);
+  if (!numbers || std::uint64_t{numbers->chunks} * (problem.nodes - 1) > kChunkHopsMax) return;
   double least = HUGE_VAL;
   Candidate other = candidate;
   // The longest first: it feels latency least.

@@ -180,6 +180,17 @@ Result<OrderNumbers> order_numbers(const Problem& problem, MachineKind kind,
   return numbers;
 }
 
+Problem of_one_window(const Problem& problem, MachineKind kind, const Candidate& candidate) {
+  const auto plan = ring_plan(problem, kind, candidate);
+  if (!plan || plan->windows() == 1) return problem;
+  const HeadWindow heads = plan->window(0);
+  Problem one = problem;
+  one.heads.batch = heads.batches;
+  one.heads.key_heads = heads.key_heads;
+  one.shape.n = heads.key_heads * plan->group();
+  return one;
+}
+
 double expert_bytes(const Problem& problem) {
   if (problem.op != Op::kMoe && problem.op != Op::kCombine) return 0;
   const double here = div_up(problem.experts.count, problem.ranks());

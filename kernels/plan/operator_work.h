@@ -42,6 +42,9 @@ struct OrderNumbers {
 Result<OrderNumbers> order_numbers(const Problem& problem, MachineKind kind,
                                    const Candidate& candidate);
 
+/// Ring Attention with the heads of one window, by which a launch goes through them all.
+Problem of_one_window(const Problem& problem, MachineKind kind, const Candidate& candidate);
+
 /// Tokens of MoE Dispatch and GEMM+Combine.
 std::uint32_t tokens_of_rank(const Problem& problem);
 /// Experts' weights that a rank reads from memory, in bytes, once at least. 0 of other operators.

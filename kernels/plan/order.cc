@@ -143,6 +143,11 @@ Brought brought_round(const Machine& machine, const RingOfShards::Shard& shard,
   return made;
 }
 
+/// Items of which so many are followed one by one, and looks for the chunks that they await. When
+/// all keys are there the others only compute.
+constexpr int kItemsFollowed = 1 << 16;
+constexpr double kLooksFollowed = 1 << 21;
+
 double ring_attention_us(const Problem& problem, const Machine& machine, const Candidate& candidate,
                          const LaunchWork& work, const Timeline& time,
                          const OrderNumbers& numbers) {
@@ -210,15 +215,34 @@ double ring_attention_us(const Problem& problem, const Machine& machine, const C
   std::priority_queue<double, std::vector<double>, std::greater<>> free;
   for (double block = 0; block < blocks; ++block) free.push(0);
   const double values = std::clamp(std::ceil(chunks / pairs / 2), 1.0, 8.0);
+  // When all keys are here, and what is left to compute.
+  double all_here = 0;
+  const auto last_of = [&](const std::vector<double>& chunks_here) {
+    for (const double chunk : chunks_here) all_here = std::max(all_here, chunk);
+  };
+  if (problem.locals > 1) last_of(keys.own);
+  for (const auto& chunks_here : keys.passed) last_of(chunks_here);
+  const auto us_of = [&](const Item& item) { return item.own + item.other * (ranks - 1); };
+  double left = 0;
+  for (int row = 0; row < of_head; ++row) left += us_of(item_of(row));
+  left *= double{1} * problem.shape.n * batch;
+  double looks = 0;
   double end = 0;
   for (int number = 0; number < items; ++number) {
+    const double begin = free.top();
+    if ((number >= kItemsFollowed && begin >= all_here) || looks > kLooksFollowed) {
+      for (; !free.empty(); free.pop()) left += free.top();
+      end = std::max({end, all_here, left / blocks});
+      break;
+    }
     const cuda::HeadSections::Place place = sections.place_of(number, of_head);
     const int head = place.first + (causal ? place.within % place.heads : place.within / of_head);
     const int row = causal ? of_head - 1 - place.within / place.heads : place.within % of_head;
     const int key_heads_begun = head / group + 1;
     const double heads = key_heads_begun;
     const Item item = item_of(row);
-    double now = free.top() + item.own;
+    left -= us_of(item);
+    double now = begin + item.own;
     free.pop();
     // A head's keys come first, then its values, by which an item goes on.
     // By then those of the node's other ranks are there, too.
@@ -229,8 +253,13 @@ double ring_attention_us(const Problem& problem, const Machine& machine, const C
               item.other / values;
       now += item.other * (of_ranks - 1);
     };
-    if (problem.locals > 1) meet(keys.own, targets);
-    for (const auto& chunks_here : keys.passed) meet(chunks_here, problem.locals);
+    if (begin >= all_here) {
+      now += item.other * (ranks - 1);
+    } else {
+      if (problem.locals > 1) meet(keys.own, targets);
+      for (const auto& chunks_here : keys.passed) meet(chunks_here, problem.locals);
+      looks += values * static_cast<double>(keys.passed.size() + 1);
+    }
     free.push(now);
     end = std::max(end, now);
   }

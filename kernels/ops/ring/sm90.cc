@@ -27,14 +27,7 @@ namespace mk::kernels {
 namespace {
 
 constexpr char kOp[] = "ring_attention";
-constexpr std::uint64_t kItemsMax = 1u << 29;  // their numbers are ints
 constexpr float kLog2E = 1.44269504088896340736f;
-
-/// Tiles of queries of a rank, at most: each part of each sequence may end with a smaller one.
-std::uint64_t tiles_max(const RingAttentionPlan& plan) {
-  return div_up(plan.rows_max(), ring_tile_queries(plan.head_dim)) +
-         std::uint64_t{std::max(1u, plan.sequences_max)} * plan.parts_per_rank();
-}
 
 cuda::AttentionProblem problem_of(const RingAttentionPlan& plan,
                                   const RingAttentionDeviceTensors& tensors, std::uint32_t rows) {
@@ -122,12 +115,6 @@ Status RingAttentionCuda::start(const RankContext& context, const CudaOptions& o
   if (of.size() > kRunsMax) {
     return fail(ErrorCode::kUnsupported, "{}: {} ranks are more than the kernel takes ({})", kOp,
                 of.size(), kRunsMax);
-  }
-  const std::uint64_t items = std::uint64_t{plan_.batch} * plan_.query_heads * tiles_max(plan_);
-  if (items > kItemsMax) {
-    return fail(ErrorCode::kLimitExceeded,
-                "{}: batch {} x {} heads x {} rows are {} tiles of queries; at most {}", kOp,
-                plan_.batch, plan_.query_heads, plan_.rows_max(), items, kItemsMax);
   }
   MK_RETURN_IF_ERROR(check_context(kOp, plan_.nodes, plan_.locals, plan_.flag_count(),
                                    std::max(1u, options.send_groups.count()), context));
@@ -229,7 +216,7 @@ std::uint32_t RingAttentionCuda::rows(std::uint64_t seq) const {
 Status RingAttentionCuda::make_room_for_tables() {
   const std::uint64_t sequences = plan_.sequences_max;
   const std::uint64_t ranks = world().size();
-  const std::uint64_t tile_bytes = tiles_max(plan_) * sizeof(cuda::PackedTile);
+  const std::uint64_t tile_bytes = plan_.query_tiles_max() * sizeof(cuda::PackedTile);
   const std::uint64_t words = sequences + ranks * sequences + ranks;
   void* tables = nullptr;
   MK_RETURN_IF_ERROR(frame_.check(

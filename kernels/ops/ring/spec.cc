@@ -32,6 +32,7 @@ constexpr std::uint32_t kRemotePasses = 4;
 // A window of heads begins with a wait for its first one, and ends with a last, half empty wave of
 // items. In keys and values of 4 GiB there are so many items that neither matters.
 constexpr std::uint64_t kWindowBytes = std::uint64_t{4} << 30;
+constexpr std::uint64_t kItemsMax = 1u << 29;  // their numbers are ints on a GPU
 
 Status check_shape(std::uint32_t ranks, const RingAttentionShape& shape) {
   MK_RETURN_IF_ERROR(check_dtype(kOp, shape.dtype));
@@ -101,6 +102,16 @@ Status check_together(const RingAttentionPlan& plan) {
               kOp, plan.heads_together, plan.key_heads);
 }
 
+/// `plan`: but for tiles and gather.
+Status check_items(const RingAttentionPlan& plan) {
+  const std::uint64_t items = std::uint64_t{plan.batch} * plan.query_heads * plan.query_tiles_max();
+  if (items <= kItemsMax) return {};
+  return fail(ErrorCode::kLimitExceeded,
+              "{}: batch {} x {} heads x {} rows of a rank are {} tiles of queries; at most {} are "
+              "possible: split the batch or the heads into several launches, or take more ranks",
+              kOp, plan.batch, plan.query_heads, plan.rows_max(), items, kItemsMax);
+}
+
 std::uint32_t choose_tile_q(const RingAttentionPlan& plan) {
   const std::uint32_t part_rows = shard_rows_max(plan.seq_max, plan.parts());
   const auto items = [&](std::uint32_t tile) {
@@ -164,6 +175,7 @@ Result<RingAttentionPlan> RingAttentionPlan::make(std::uint32_t nodes, std::uint
   plan.head_dim = shape.head_dim;
   plan.causal = shape.causal;
   plan.dtype = shape.dtype;
+  if (tiling.packing == KeyPacking::kHeads) MK_RETURN_IF_ERROR(check_items(plan));
   plan.tile_q = tiling.tile_q != 0 ? tiling.tile_q : choose_tile_q(plan);
   plan.tile_k = tiling.tile_k != 0 ? tiling.tile_k : kTileKeys;
   plan.remote_passes = tiling.remote_passes != 0 ? tiling.remote_passes : kRemotePasses;
@@ -237,6 +249,11 @@ Status RingAttentionPlan::check_seq(std::uint64_t seq) const {
               "{}: a sequence of {} rows is not possible; {} (one for each of the ranks' parts) to "
               "{}, which the operator was made for, are; with sequences_max = 1 it may be shorter",
               kOp, seq, parts(), seq_max);
+}
+
+std::uint64_t RingAttentionPlan::query_tiles_max() const {
+  return div_up(rows_max(), ring_tile_queries(head_dim)) +
+         std::uint64_t{std::max(1u, sequences_max)} * parts_per_rank();
 }
 
 void RingAttentionPlan::move_data(std::uint64_t by) {

@@ -82,6 +82,9 @@ struct RingAttentionPlan : RingAttentionGeometry {
 
   /// kInvalidArgument, in words, unless a launch may have this many rows.
   Status check_seq(std::uint64_t seq) const;
+  /// Tiles of queries of a rank's head on a GPU, at most: each part of each sequence may end with a
+  /// smaller one.
+  std::uint64_t query_tiles_max() const;
   /// The workspace's data lies `by` bytes further on, not right behind its words. Before the
   /// operator is made, and equally on all ranks.
   void move_data(std::uint64_t by);

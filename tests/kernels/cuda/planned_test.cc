@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <ctime>
 #include <optional>
 #include <random>
 #include <string>
@@ -242,6 +243,56 @@ TEST(Planned, ShardsOfKeysTakeTurnsAsTheNetworkIs) {
   EXPECT_LE(turn(8, 2, 5), 2u) << "of few chunks";
   EXPECT_EQ(turn(4, 1, 5, true), turn(4, 1, 5)) << "alone on a node nobody needs engines";
   EXPECT_EQ(turn(4, 2, 5, false), turn(4, 2, 5));
+}
+
+// Whatever a plan may be made for is planned in no time, and what none may be made for is refused
+// at once: an operator's creation waits for it.
+TEST(Planned, TurnsOfLargeJobsAreChosenSoon) {
+  const auto job = job_plan_for("NVIDIA H200", 132);
+  struct Case {
+    std::uint32_t nodes, locals;
+    RingAttentionShape shape;
+    ErrorCode code;
+  };
+  const auto with_batch = [](RingAttentionShape shape, std::uint32_t batch) {
+    shape.batch = batch;
+    return shape;
+  };
+  const RingAttentionShape kMillion{1 << 20, 128, 8, 128};
+  const Case kCases[] = {
+      {128, 1, {1 << 24, 128, 8, 128}, ErrorCode::kOk},
+      {128, 1, {1 << 24, 128, 8, 128, true}, ErrorCode::kOk},
+      {16, 8, {1 << 24, 1024, 1024, 64, true}, ErrorCode::kOk},
+      {128, 1, with_batch({128 * 128, 8, 8, 128}, 1 << 16), ErrorCode::kOk},
+      {4, 1, with_batch(kMillion, 1024), ErrorCode::kOk},
+      {4, 1, with_batch(kMillion, 4096), ErrorCode::kLimitExceeded},
+      {4, 1, with_batch(kMillion, 8192), ErrorCode::kLimitExceeded},
+      {4, 2, with_batch(kMillion, 1 << 16), ErrorCode::kLimitExceeded},
+  };
+  for (const Case& one : kCases) {
+    SCOPED_TRACE(fmt::format("{} x {}, {} rows, batch {}", one.nodes, one.locals, one.shape.seq_max,
+                             one.shape.batch));
+    const std::clock_t begin = std::clock();
+    const auto tiling =
+        cuda::planned_ring_tiling(one.nodes, one.locals, one.shape, 0, 132, *job, {});
+    const double s = static_cast<double>(std::clock() - begin) / CLOCKS_PER_SEC;
+    EXPECT_LT(s, 2) << "0.1 without sanitizers";
+    ASSERT_TRUE(tiling) << tiling.error().message;
+    const auto plan = RingAttentionPlan::make(one.nodes, one.locals, one.shape, *tiling);
+    EXPECT_EQ(plan ? ErrorCode::kOk : plan.error().code, one.code);
+    if (plan) continue;
+    EXPECT_NE(plan.error().message.find("split the batch"), std::string::npos)
+        << plan.error().message;
+    plan::Problem problem;
+    problem.op = plan::Op::kRing;
+    problem.nodes = one.nodes;
+    problem.locals = one.locals;
+    problem.shape = {1 << 20, 128, 128};
+    problem.heads = {8, one.shape.batch};
+    const auto chosen = plan::choose(problem, job->machine);
+    ASSERT_FALSE(chosen);
+    EXPECT_EQ(chosen.error().code, ErrorCode::kLimitExceeded);
+  }
 }
 
 TEST(Planned, TokensComeByWhatIsQuickerUnlessItIsNamed) {
