@@ -14,8 +14,10 @@
 namespace mk::kernels {
 
 /// Commands that a send role writes before it looks whether what they name is there: on a GPU one
-/// thread does that. A commit takes 2 µs whatever it commits.
+/// thread does that.
 inline constexpr std::uint32_t kCommandsAtOnce = 8;
+/// A commit takes that thread so long on a GPU, whatever it commits.
+inline constexpr double kCommitUs = 2;
 static_assert(2 * kCommandsAtOnce <= shm::kRingSlotsMin, "there may be credits for them");
 
 /// Drives lane `lane` for one launch. One thread. Commands are **added**, in any number that the
@@ -26,6 +28,8 @@ static_assert(2 * kCommandsAtOnce <= shm::kRingSlotsMin, "there may be credits f
 /// The pacer is the block's executor. One whose clock is not CLOCK_MONOTONIC supplies, besides what
 /// comm/wait.h asks for,
 ///     std::uint32_t commit_time_ns();        what a command says of its time
+/// and one in virtual time, in which a commit would take none,
+///     void committed();                      takes it
 template <class Pacer>
 class ChunkSender {
  public:
@@ -75,6 +79,7 @@ class ChunkSender {
       for (std::uint32_t i = 0; i < count; ++i) ring_.stamp(i, now);
     }
     ring_.commit(count);
+    if constexpr (requires(Pacer & pacer) { pacer.committed(); }) pacer_.committed();
     added_ -= count;
     commands_ += count;
     store_ring();

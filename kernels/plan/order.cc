@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "kernels/comm/chunk_sender.h"
 #include "kernels/comm/shard.h"
 #include "kernels/cuda/core/attention_items.h"
 #include "kernels/gather/schedule.h"
@@ -25,40 +26,52 @@ namespace {
 
 double us(double bytes, double gb_s) { return gb_s > 0 ? bytes / (gb_s * 1e3) : 0; }
 
-/// Shards that go round the ring in chunks, each as soon as it is there and the rail is free.
+/// Shards that go round the ring in chunks, each as soon as it is there and the rail is free. The
+/// thread that sends commits what is there of a run, at most so many chunks at once, and takes its
+/// time for it beside the rail.
 class RingOfShards {
  public:
   struct Shard {
     double bytes = 0;
     double chunks = 1;
   };
-  RingOfShards(const Machine& machine, const Shard& shard, const ChunkOrder& order)
+  /// `commit`: what one takes, in us.
+  RingOfShards(const Machine& machine, const Shard& shard, const ChunkOrder& order,
+               double commit = 0)
       : latency_(machine.network_latency_us),
         header_(machine.network_command_us),
         chunk_(us(shard.bytes / shard.chunks, machine.network_gb_s) + machine.network_command_us),
         order_(order),
-        chunks_(static_cast<std::size_t>(std::max(1.0, shard.chunks))) {}
+        chunks_(static_cast<std::size_t>(std::max(1.0, shard.chunks))),
+        commit_(commit) {}
   std::size_t chunks() const { return chunks_; }
   /// `ready`: when this rank's own chunks are ready for the network.
   void go_round(const std::vector<double>& ready) {
     come_.assign(order_.shards + std::size_t{1}, ready);
-    for_each_run([&](std::size_t shard, std::size_t begin, std::size_t end) {
-      if (begin == 0) free_ += header_;
-      for (std::size_t i = begin; i < end; ++i) {
-        free_ = std::max(free_, come_[shard][i]) + chunk_;
-        come_[shard + 1][i] = free_ + latency_;
+    std::vector<double> headers(come_.size(), 0);
+    // Chunk 0 is the header.
+    const auto here = [&](std::size_t shard, std::size_t chunk) -> double& {
+      return chunk == 0 ? headers[shard] : come_[shard][chunk - 1];
+    };
+    for_each_range([&](std::size_t shard, const ChunkRange& run) {
+      for (std::size_t next = run.begin; next < run.end;) {
+        // A header goes with the first rows, if they are of its run.
+        std::size_t end = next == 0 && run.end > 1 ? 2 : next + 1;
+        const double begin = std::max(sender_, here(shard, end - 1));
+        while (end < run.end && end - next < kCommandsAtOnce && here(shard, end) <= begin) ++end;
+        sender_ = begin + commit_;
+        for (; next < end; ++next) {
+          free_ = std::max(free_, begin) + (next == 0 ? header_ : chunk_);
+          here(shard + 1, next) = free_ + latency_;
+        }
       }
     });
   }
   /// `one(shard, begin, end)` of chunks without their header, as this rank sends them.
   template <class One>
   void for_each_run(One&& one) const {
-    const auto chunks_of = [this](std::uint32_t) {
-      return static_cast<std::uint32_t>(chunks_ + 1);
-    };
-    order_.for_each_run(chunks_of, [&](std::uint32_t shard, const ChunkRange& run) {
+    for_each_range([&](std::size_t shard, const ChunkRange& run) {
       one(shard, std::max(run.begin, 1u) - 1, run.end - 1);
-      return true;
     });
   }
   /// By hops: when the chunks have come over them.
@@ -67,12 +80,25 @@ class RingOfShards {
   double sent() const { return free_; }
 
  private:
+  template <class One>
+  void for_each_range(One&& one) const {
+    const auto chunks_of = [this](std::uint32_t) {
+      return static_cast<std::uint32_t>(chunks_ + 1);
+    };
+    order_.for_each_run(chunks_of, [&](std::uint32_t shard, const ChunkRange& run) {
+      one(shard, run);
+      return true;
+    });
+  }
+
   double latency_;
   double header_;
   double chunk_;
   ChunkOrder order_;
   std::size_t chunks_;
-  double free_ = 0;
+  double commit_;
+  double sender_ = 0;  ///< when it has done its last commit
+  double free_ = 0;    ///< when the rail is
   std::vector<std::vector<double>> come_;
 };
 
@@ -113,7 +139,7 @@ Brought brought_round(const Machine& machine, const RingOfShards::Shard& shard,
   Brought made;
   made.own = alone;
   for (int round = 0; round < kRounds && order.shards > 0; ++round) {
-    RingOfShards ring(machine, shard, order);
+    RingOfShards ring(machine, shard, order, kCommitUs);
     ring.go_round(made.own);
     made.passed.assign(ring.come().begin() + 1, ring.come().end());
     if (pass <= 0) continue;

@@ -13,6 +13,8 @@
 #include <utility>
 
 #include "kernels/cuda/skeleton/launch_state.h"
+#include "kernels/ops/ring/spec.h"
+#include "kernels/plan/choose.h"
 #include "kernels/plan/drawn_rows.h"
 #include "shm/limits.h"
 #include "tests/kernels/plan/problems.h"
@@ -131,6 +133,28 @@ TEST(DrawnRows, AreAllSlotsOfANodesTokensByHopsAndPart) {
     return DrawnRows(problem, seed).of_rank(0)[0].size();
   };
   EXPECT_EQ(rows_of(7), rows_of(7));
+}
+
+// A header costs one command, in turns of one chunk, too, whose first run is the header alone: a
+// slow rail takes as long in any order.
+TEST(ClusterOrder, TurnsCostNoSecondHeader) {
+  Machine machine = shipped_machine("H200").value();
+  machine.network_latency_us = 0;
+  machine.network_gb_s = 1;
+  machine.network_command_us = 1000;
+  Problem problem = problem_of(Op::kRing, 5, 1, {5120, 8, 128});
+  problem.heads.key_heads = 8;
+  problem.named.form = Mode::kFused;
+  const auto choice = choose(problem, machine);
+  ASSERT_TRUE(choice) << choice.error().message;
+  Candidate candidate = choice->candidate;
+  const auto us = [&](std::uint32_t turn) {
+    candidate.turn_chunks = turn;
+    return predict_on_cluster(problem, machine, candidate).total;
+  };
+  const double whole = us(RingAttentionTiling::kWholeShards);
+  for (const std::uint32_t turn : {1u, 2u, 3u})
+    EXPECT_NEAR(us(turn), whole, machine.network_command_us / 2) << "turns of " << turn;
 }
 
 }  // namespace

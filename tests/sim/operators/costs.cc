@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "kernels/comm/chunk_sender.h"
 #include "kernels/comm/units.h"
 #include "kernels/plan/accounted.h"
 #include "kernels/plan/experts.h"
@@ -130,6 +131,8 @@ Result<Costs> accounted_costs(const plan::Problem& problem, const plan::Machine&
     costs.latency_us = machine.network_latency_us;
     costs.launch_us -= machine.network_latency_us;
   }
+  if (machine.kind == plan::MachineKind::kGpu && problem.op == plan::Op::kRing)
+    costs.commit_us = kernels::kCommitUs;
   if (machine.kind == plan::MachineKind::kGpu && problem.op != plan::Op::kRing)
     add_expert_costs(problem, machine, candidate, costs);
   return costs;

@@ -36,6 +36,7 @@ struct Costs {
   bool one_memory = false;
   double network_gb_s = 0;
   double command_us = 0;
+  double commit_us = 0;   ///< of the thread that sends keys, beside the network
   double latency_us = 0;  ///< from the last byte sent to its use
   double launch_us = 0;   ///< begin and end
 };

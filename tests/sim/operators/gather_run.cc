@@ -85,6 +85,7 @@ class RingExecutor : public VirtualExecutor {
                double pairs)
       : VirtualExecutor(threads, rank, costs, role), pairs_(pairs) {}
 
+  void committed() { threads_->sleep_until(threads_->now_us() + costs_->commit_us); }
   void begin(const AttentionItem&) {}
   void resume(const AttentionItem&) {}
   void put_aside(const AttentionItem&) {}

@@ -10,9 +10,11 @@
 #include <random>
 #include <string>
 
+#include "kernels/comm/chunk_sender.h"
 #include "kernels/comm/operator_block.h"
 #include "kernels/ops/ring/spec.h"
 #include "kernels/plan/choose.h"
+#include "kernels/plan/cluster.h"
 #include "kernels/plan/operator_work.h"
 #include "tests/sim/operators/operator_run.h"
 
@@ -153,11 +155,13 @@ TEST(RingSimulation, ThePlannersTurnIsTheQuickest) {
     std::uint32_t nodes, locals, rows, heads, key_heads;
     bool causal;
     double network_gb_s, latency_us;
+    std::uint32_t chunk_bytes = 0;
   };
   constexpr Case kCases[] = {
-      {4, 1, 24576, 32, 8, false, 50, 5}, {4, 1, 12288, 64, 64, false, 50, 60},
-      {3, 1, 24576, 32, 8, true, 50, 60}, {8, 2, 24576, 32, 8, false, 50, 20},
-      {4, 2, 24576, 64, 8, true, 25, 20}, {8, 1, 24576, 32, 8, false, 12.5, 5}};
+      {4, 1, 24576, 32, 8, false, 50, 5},          {4, 1, 12288, 64, 64, false, 50, 60},
+      {3, 1, 24576, 32, 8, true, 50, 60},          {8, 2, 24576, 32, 8, false, 50, 20},
+      {4, 2, 24576, 64, 8, true, 25, 20},          {8, 1, 24576, 32, 8, false, 12.5, 5},
+      {4, 1, 24576, 32, 8, false, 50, 5, 32 << 10}};
   for (const Case& one : kCases) {
     plan::Problem problem;
     problem.op = plan::Op::kRing;
@@ -167,6 +171,7 @@ TEST(RingSimulation, ThePlannersTurnIsTheQuickest) {
     problem.shape = {one.rows, one.heads, 128};
     problem.heads.key_heads = one.key_heads;
     problem.heads.causal = one.causal;
+    problem.named.tiling.chunk_bytes = one.chunk_bytes;
     plan::Machine machine = h200();
     machine.network_gb_s = one.network_gb_s;
     machine.network_latency_us = one.latency_us;
@@ -180,6 +185,33 @@ TEST(RingSimulation, ThePlannersTurnIsTheQuickest) {
       ASSERT_TRUE(other) << other.error().message;
       EXPECT_LT(planned->us, 1.02 * other->us) << fmt::format(
           "{} x {}, {} rows: turns of {} chunks", one.nodes, one.locals, one.rows, turn);
+    }
+  }
+}
+
+// In turns of one small chunk the thread that sends commits each by itself, which takes longer than
+// the chunk does on the rail. The planner knows it.
+TEST(RingSimulation, ShortTurnsOfSmallChunksTakeTheirCommits) {
+  plan::Problem problem;
+  problem.op = plan::Op::kRing;
+  problem.nodes = 4;
+  problem.named.form = kernels::Mode::kFused;
+  problem.shape = {4096, 8, 128};
+  problem.heads.key_heads = 8;
+  problem.named.tiling.chunk_bytes = 32 << 10;
+  const plan::Machine machine = h200();
+  plan::Candidate candidate = chosen(problem, machine);
+  // 1024 rows of 8 heads, in keys and values, and a header; all but the last, longer runs.
+  constexpr double kCommits = 3 * (1024.0 * 8 * 2 * 256 / (32 << 10) + 1 - 4);
+  for (const std::uint32_t turn : {1u, 2u, 4u, 8u, kernels::RingAttentionTiling::kWholeShards}) {
+    candidate.turn_chunks = turn;
+    const auto one = simulate(problem, machine, candidate, Nodes::kOne);
+    ASSERT_TRUE(one) << one.error().message;
+    EXPECT_NEAR(plan::predict_on_cluster(problem, machine, candidate).total, one->us,
+                0.01 * one->us)
+        << "turns of " << turn;
+    if (turn == 1) {
+      EXPECT_GT(one->us, kCommits * kernels::kCommitUs);
     }
   }
 }
