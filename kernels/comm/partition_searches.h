@@ -44,9 +44,14 @@ class PartitionSearches {
   /// The target of the next launch, of `m` rows. `measurable`: else it has the best one known, and
   /// nobody measures it.
   std::uint32_t choose(std::uint32_t m, bool measurable) {
-    Sought& sought = sought_for(m);
     measured_ = nullptr;
-    if (!measurable || sought_.count(m) == 0) return note(sought.search.best());
+    // Making a search allocates, which a launch that is captured must not.
+    if (!measurable) {
+      const Sought* const nearest = nearest_to(m);
+      return note(nearest == nullptr ? start_ : nearest->search.best());
+    }
+    Sought& sought = sought_for(m);
+    if (sought_.count(m) == 0) return note(sought.search.best());
     sought.turn();
     if (sought.rest == 0) measured_ = &sought;
     return note(sought.search.target());
@@ -100,9 +105,8 @@ class PartitionSearches {
     std::uint32_t rest = kWarmUp;  ///< launches that nobody measures
   };
 
-  /// A height that is new begins with what the nearest one has learned.
-  Sought& sought_for(std::uint32_t m) {
-    if (const auto found = sought_.find(m); found != sought_.end()) return *found->second;
+  /// Null: there is none at all.
+  Sought* nearest_to(std::uint32_t m) const {
     Sought* nearest = nullptr;
     double least = 0;
     for (const auto& [height, sought] : sought_) {
@@ -111,6 +115,12 @@ class PartitionSearches {
       nearest = sought.get();
       least = distance;
     }
+    return nearest;
+  }
+  /// A height that is new begins with what the nearest one has learned.
+  Sought& sought_for(std::uint32_t m) {
+    if (const auto found = sought_.find(m); found != sought_.end()) return *found->second;
+    Sought* const nearest = nearest_to(m);
     if (sought_.size() >= kHeightsMax) return *nearest;
     const std::uint32_t start = nearest == nullptr ? start_ : nearest->search.best();
     auto made = std::make_unique<Sought>(PartitionSearch(least_, most_, start));

@@ -24,6 +24,7 @@ constexpr CuResult kSuccess = 0;
 constexpr CuResult kNotReady = 600;
 constexpr CuResult kPeerAccessAlreadyEnabled = 704;
 constexpr unsigned kStreamNonBlocking = 1;
+constexpr int kRelaxedCaptures = 2;
 constexpr unsigned kIpcLazyPeerAccess = 1;
 constexpr unsigned kHostPortable = 1;
 constexpr unsigned kHostDeviceMap = 2;
@@ -45,6 +46,7 @@ struct Functions {
   CuResult (*CtxPushCurrent_v2)(CuContext);
   CuResult (*CtxPopCurrent_v2)(CuContext*);
   CuResult (*CtxGetDevice)(int*);
+  CuResult (*ThreadExchangeStreamCaptureMode)(int*);
   CuResult (*CtxEnablePeerAccess)(CuContext, unsigned);
   CuResult (*MemAlloc_v2)(CuAddress*, std::size_t);
   CuResult (*MemFree_v2)(CuAddress);
@@ -92,6 +94,7 @@ const char* find_all(void* library, Functions& f) {
   MK_FIND(CtxPushCurrent_v2);
   MK_FIND(CtxPopCurrent_v2);
   MK_FIND(CtxGetDevice);
+  MK_FIND(ThreadExchangeStreamCaptureMode);
   MK_FIND(CtxEnablePeerAccess);
   MK_FIND(MemAlloc_v2);
   MK_FIND(MemFree_v2);
@@ -158,12 +161,15 @@ class CudaDriver final : public Driver {
     CuContext context = nullptr;
     Stream stream = nullptr;
   };
-  /// Makes a device current for a scope.
+  /// Makes a device current for a scope. There a thread may allocate and free while the user's
+  /// threads capture, which CUDA else refuses it, and ends their captures.
   class Current {
    public:
-    Current(const Functions& f, CuContext context)
-        : f_(f), entered_(f.CtxPushCurrent_v2(context)) {}
+    Current(const Functions& f, CuContext context) : f_(f), entered_(f.CtxPushCurrent_v2(context)) {
+      f_.ThreadExchangeStreamCaptureMode(&captures_);
+    }
     ~Current() {
+      f_.ThreadExchangeStreamCaptureMode(&captures_);
       CuContext mine = nullptr;
       if (entered_ == kSuccess) f_.CtxPopCurrent_v2(&mine);
     }
@@ -173,6 +179,7 @@ class CudaDriver final : public Driver {
    private:
     const Functions& f_;
     const CuResult entered_;
+    int captures_ = kRelaxedCaptures;  ///< the mode to come back to
   };
 
   Error error(CuResult result, const char* what, int device) const {

@@ -55,7 +55,7 @@ Result<UnlikeOperator> UnlikeOperator::create(Session& session, const Work& work
   if (work.op == "ag-gemm") return multiply.operator()<AllGatherGemm>();
   if (work.op == "gemm-rs") return multiply.operator()<GemmReduceScatter>();
   if (work.op == "gemm-ar") return multiply.operator()<GemmAllReduce>();
-  if (work.op == "moe") {
+  if (work.op == "moe" || work.op == "moe-engines") {
     return made_of<RankTokens>(session, work,
                                [&](const auto& tokens) { return create_moe(session, tokens); });
   }

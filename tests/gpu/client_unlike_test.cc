@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "tests/client/embedded_ranks.h"
+#include "tests/gpu/client_moe.h"
 #include "tests/gpu/client_ranks.h"
 #include "tests/gpu/client_unlike.h"
 #include "tests/gpu/devices.h"
@@ -89,16 +90,20 @@ class UnlikeGpu : public testing::TestWithParam<EmbeddedWorld> {
 };
 
 std::vector<Work> kinds() {
-  return {{.op = "gemm-ar", .m = 128, .n = 256, .k = 128},
-          {.op = "ag-gemm", .m = 640, .n = 512, .k = 320},
-          {.op = "gemm-rs", .m = 640, .n = 512, .k = 320},
-          {.op = "all-gather", .m = 900, .n = 768},
-          {.op = "moe"},
-          {.op = "gemm-ar", .m = 1024, .n = 768, .k = 256},
-          {.op = "combine"},
-          {.op = "reduce-scatter", .m = 300, .n = 264},
-          {.op = "ring"},
-          {.op = "ag-gemm", .m = 1500, .n = 256, .k = 512}};
+  const auto& [nodes, locals, fabric, type] = UnlikeGpu::GetParam();
+  std::vector<Work> all = {{.op = "gemm-ar", .m = 128, .n = 256, .k = 128},
+                           {.op = "ag-gemm", .m = 640, .n = 512, .k = 320},
+                           {.op = "gemm-rs", .m = 640, .n = 512, .k = 320},
+                           {.op = "all-gather", .m = 900, .n = 768},
+                           {.op = "moe"},
+                           {.op = "gemm-ar", .m = 1024, .n = 768, .k = 256},
+                           {.op = "combine"},
+                           {.op = "reduce-scatter", .m = 300, .n = 264},
+                           {.op = "ring"},
+                           {.op = "ag-gemm", .m = 1500, .n = 256, .k = 512}};
+  // A rank waits for the tokens alone that its experts need: engines may still write when it ends.
+  if (nodes == 1 && locals > 1) all.push_back({.op = "moe-engines"});
+  return all;
 }
 
 // Rounds of launches that follow each other on the stream, in an order that all ranks draw; ranks
@@ -151,6 +156,75 @@ TEST_P(UnlikeGpu, GoOnWhenALargerOneComes) {
       ASSERT_TRUE(rank.session.barrier());
       for (UnlikeOperator& one : ops) rank.judge(one, "after", size);
     }
+  });
+}
+
+// CUDA keeps a thread's last error, and launches answer it.
+TEST_P(UnlikeGpu, AnErrorOfAnotherCallRefusesNoLaunch) {
+  on_ranks([](Rank& rank) {
+    auto first = make(rank, {.op = "ag-gemm", .m = 640, .n = 512, .k = 320});
+    auto second = make(rank, {.op = "gemm-ar", .m = 128, .n = 256, .k = 128});
+    ASSERT_TRUE(first && second);
+    for (std::uint32_t round = 1; round <= 4; ++round) {
+      for (UnlikeOperator* const one : {&*first, &*second}) one->draw(round, rank.stream);
+      rank.ready();
+      for (UnlikeOperator* const one : {&*first, &*second}) {
+        void* never = nullptr;
+        ASSERT_NE(cudaSuccess, cudaMalloc(&never, std::size_t{1} << 60));
+        const Status put = one->launch(rank.stream);
+        ASSERT_TRUE(put) << one->name() << ": " << put.error().message;
+        const Status ended = one->finish(rank.stream);
+        ASSERT_TRUE(ended) << one->name() << ": " << ended.error().message;
+      }
+      ASSERT_TRUE(rank.session.barrier());
+      rank.judge(*first, "round", round);
+      rank.judge(*second, "round", round);
+    }
+  });
+}
+
+// Memory of operators that have gone is freed on a thread of the library, at any time.
+TEST_P(UnlikeGpu, WhatIsFreedMeanwhileEndsNoCapture) {
+  on_ranks([](Rank& rank) {
+    auto stays = make(rank, {.op = "gemm-ar", .m = 128, .n = 256, .k = 128});
+    ASSERT_TRUE(stays);
+    const std::uint32_t world = rank.session.options().world;
+    for (std::uint32_t turn = 0; turn < 2 * world && !HasFailure(); ++turn) {
+      auto goes = make(rank, {.op = "gemm-rs", .m = 640 + turn, .n = 512, .k = 320});
+      ASSERT_TRUE(goes);
+      goes.reset();
+      ASSERT_TRUE(rank.session.barrier());
+      // One rank at a time: a capture of this kind also forbids the other ranks' threads much.
+      for (int i = 0; i < 20 && turn % world == rank.number; ++i) {
+        cudaGraph_t graph = nullptr;
+        test::require(cudaStreamBeginCapture(rank.stream, cudaStreamCaptureModeGlobal), "capture");
+        std::this_thread::sleep_for(std::chrono::milliseconds(2));
+        ASSERT_EQ(cudaSuccess, cudaStreamEndCapture(rank.stream, &graph)) << "turn " << turn;
+        test::require(cudaGraphDestroy(graph), "graph");
+      }
+      ASSERT_TRUE(rank.session.barrier());
+    }
+    stays->draw(1, rank.stream);
+    rank.ready();
+    ASSERT_TRUE(stays->launch(rank.stream));
+    ASSERT_TRUE(stays->finish(rank.stream));
+    ASSERT_TRUE(rank.session.barrier());
+    rank.judge(*stays, "after captures", 1);
+  });
+}
+
+// "Always at the same address": whoever has asked for it may keep it.
+TEST_P(UnlikeGpu, WhoHasShownAnAddressStays) {
+  on_ranks([](Rank& rank) {
+    const RankTokens tokens({.op = "moe"}, rank.session.options());
+    auto moe = create_moe(rank.session, tokens);
+    ASSERT_TRUE(moe) << moe.error().message;
+    const auto* const offsets = moe->expert_offsets().data();
+    const auto* const rows = moe->rows().data();
+    const auto larger = make(rank, {.op = "gemm-rs", .m = 8000, .n = 2048, .k = 128});
+    ASSERT_TRUE(larger);
+    EXPECT_EQ(offsets, moe->expert_offsets().data());
+    EXPECT_EQ(rows, moe->rows().data());
   });
 }
 

@@ -17,6 +17,7 @@
 #include "client/src/operator_support.h"
 #include "client/src/shared_workspace.h"
 #include "kernels/cuda/host/cuda_options.h"
+#include "kernels/cuda/host/on_device.h"
 #include "kernels/cuda/skeleton/launch_state.h"
 
 namespace mk {
@@ -103,14 +104,14 @@ class CudaOperator : public Interface, private MovingOperator {
 
  protected:
   Cuda& cuda() const { return *cuda_; }
-  /// Whether its caller reads nothing in the workspace, though it has launched.
-  virtual bool leaves_nothing() const { return true; }
+  /// Whether its caller reads nothing in the workspace: before it has launched, and afterwards.
+  virtual bool leaves_nothing(bool /*launched*/) const { return true; }
 
  private:
   bool may_move() override {
-    if (traced_) return false;
-    if (!memory_.has_launched()) return status().has_value();
-    if (!leaves_nothing()) return false;
+    const bool launched = memory_.has_launched();
+    if (traced_ || !leaves_nothing(launched)) return false;
+    if (!launched) return status().has_value();
     const auto stats = cuda_->finish(stream_);
     if (!stats) return false;
     ended_stats_ = *stats;
@@ -125,10 +126,11 @@ class CudaOperator : public Interface, private MovingOperator {
     if (memory_.has_launched()) moved_stats_ = ended_stats_;
     old.keep(to_free(std::exchange(cuda_, std::move(next_))));
   }
-  /// Its memory goes with the workspace, on a thread that has no device of its own yet.
+  /// Its memory goes with the workspace, on whatever thread.
   std::shared_ptr<void> to_free(std::unique_ptr<Cuda> cuda) const {
     return std::shared_ptr<Cuda>(cuda.release(), [device = device_](Cuda* gone) {
-      cudaSetDevice(device);
+      const kernels::cuda::OnDevice on_device(device);
+      const kernels::cuda::BesidesCaptures besides;
       delete gone;
     });
   }

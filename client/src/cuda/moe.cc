@@ -1,3 +1,5 @@
+#include <atomic>
+
 #include "client/src/cuda/planned_by_job.h"
 #include "kernels/cuda/host/planned.h"
 #include "kernels/ops/moe/sm90.h"
@@ -24,14 +26,18 @@ class Moe final : public CudaOperator<DeviceMoe, kernels::MoeDispatchCuda> {
   }
   kernels::ShardRange experts() const override { return cuda().experts(); }
   std::span<const std::uint32_t> expert_offsets() const override {
+    shown_ = true;
     return {cuda().output().offsets, experts().count + std::size_t{1}};
   }
   std::span<const kernels::MoeRow> rows() const override {
+    shown_ = true;
     return {cuda().output().rows, cuda().rows()};
   }
 
  private:
-  bool leaves_nothing() const override { return false; }
+  bool leaves_nothing(bool launched) const override { return !launched && !shown_; }
+
+  mutable std::atomic<bool> shown_ = false;  ///< its caller knows addresses in the workspace
 };
 
 struct MoeOnGpu {

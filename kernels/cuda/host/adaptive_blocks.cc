@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "kernels/cuda/host/on_device.h"
 #include "kernels/cuda/skeleton/launch_accounts.h"
 
 namespace mk::kernels::cuda {
@@ -10,12 +11,14 @@ namespace mk::kernels::cuda {
 class AdaptiveBlocks::Measurement {
  public:
   Measurement() {
+    const BesidesCaptures besides;
     void* memory = nullptr;
     if (cudaHostAlloc(&memory, sizeof(LaunchAccounts), cudaHostAllocDefault) == cudaSuccess)
       accounts_ = static_cast<LaunchAccounts*>(memory);
     cudaEventCreateWithFlags(&copied_, cudaEventDisableTiming);
   }
   ~Measurement() {
+    const BesidesCaptures besides;
     // A copy may be on its way.
     if (copied_ != nullptr) {
       cudaEventSynchronize(copied_);
@@ -26,15 +29,24 @@ class AdaptiveBlocks::Measurement {
   Measurement(const Measurement&) = delete;
   Measurement& operator=(const Measurement&) = delete;
 
-  cudaError_t begin(const DeviceState* state, cudaStream_t stream) {
-    if (accounts_ == nullptr || copied_ == nullptr) return cudaErrorMemoryAllocation;
-    const cudaError_t error = cudaMemcpyAsync(accounts_, &state->accounts, sizeof *accounts_,
-                                              cudaMemcpyDeviceToHost, stream);
-    return error != cudaSuccess ? error : cudaEventRecord(copied_, stream);
+  /// The launch is queued, also where its time cannot be had.
+  void begin(const DeviceState* state, cudaStream_t stream) {
+    begun_ = accounts_ != nullptr && copied_ != nullptr &&
+             cudaMemcpyAsync(accounts_, &state->accounts, sizeof *accounts_, cudaMemcpyDeviceToHost,
+                             stream) == cudaSuccess &&
+             cudaEventRecord(copied_, stream) == cudaSuccess;
+    if (!begun_) cudaGetLastError();  // clears it
   }
-  bool is_there() const { return cudaEventQuery(copied_) == cudaSuccess; }
-  /// 0: the launch has failed. (The next one's account is zero.)
+  bool is_there() const {
+    if (!begun_) return true;
+    const BesidesCaptures besides;
+    const bool there = cudaEventQuery(copied_) == cudaSuccess;
+    if (!there) cudaGetLastError();  // clears it
+    return there;
+  }
+  /// 0: the launch has failed, or nobody knows. (The next one's account is zero.)
   std::uint64_t ns() const {
+    if (!begun_) return 0;
     const LaunchAccount& one = accounts_->of[0];
     const LaunchAccount& other = accounts_->of[1];
     const LaunchAccount& account = one.end_ns > other.end_ns ? one : other;
@@ -45,6 +57,7 @@ class AdaptiveBlocks::Measurement {
  private:
   LaunchAccounts* accounts_ = nullptr;
   cudaEvent_t copied_ = nullptr;
+  bool begun_ = false;
 };
 
 namespace {
@@ -90,9 +103,9 @@ void AdaptiveBlocks::choose(cudaStream_t stream, std::uint32_t m, bool adapts, R
   deal_blocks(all_, target, shares_, blocks, frame);
 }
 
-cudaError_t AdaptiveBlocks::measure(cudaStream_t stream) {
-  Measurement* const its = searches_->next_measurement();
-  return its != nullptr ? its->begin(state_, stream) : cudaSuccess;
+void AdaptiveBlocks::measure(cudaStream_t stream) {
+  if (Measurement* const its = searches_->next_measurement(); its != nullptr)
+    its->begin(state_, stream);
 }
 
 PartitionStats AdaptiveBlocks::stats() const { return searches_->stats(); }

@@ -42,7 +42,7 @@ class AdaptiveBlocks {
   void choose(cudaStream_t stream, std::uint32_t m, bool adapts, RoleBlocks& blocks,
               FrameArguments& frame);
   /// After it has been put on the stream: has it measured, if it is to be.
-  cudaError_t measure(cudaStream_t stream);
+  void measure(cudaStream_t stream);
   /// The last launch's blocks that communicate, as first and last, and how often the number has
   /// changed since the first launch.
   PartitionStats stats() const;

@@ -44,6 +44,7 @@ cudaError_t LaunchTurn::put_on(cudaStream_t stream) {
       turn.last == share_.sharer + 1 && turn.capture == capture && (capture != 0 || !turn.captured);
   // A rank that is alone has its stream's order.
   if (!same && arguments_.gate.memory.world.size() > 1) {
+    cudaGetLastError();  // the launch answers the thread's last error, whose ever it is
     const cudaError_t error = launch_turn(arguments_, stream);
     if (error != cudaSuccess) {
       turn.last = 0;  // whoever is next takes a turn: one too many waits for nobody

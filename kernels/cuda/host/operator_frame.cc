@@ -42,6 +42,7 @@ OperatorFrame::~OperatorFrame() {
 
 Status OperatorFrame::check(cudaError_t error, const char* what) const {
   if (error == cudaSuccess) return {};
+  cudaGetLastError();  // clears it
   return fail(ErrorCode::kSystem, "{}: {}: {}", op_, what, cudaGetErrorString(error));
 }
 

@@ -231,6 +231,13 @@ __global__ void __launch_bounds__(PackedTableMaker::kThreads)
 
 template <class Op>
 cudaError_t prepare_ring_attention() {
+  if constexpr (Op::kPacked) {
+    // Loads it, which CUDA would else do at its first launch, and wait for running kernels.
+    cudaFuncAttributes attributes;
+    const cudaError_t error =
+        cudaFuncGetAttributes(&attributes, make_packed_tables<typename Op::Config>);
+    if (error != cudaSuccess) return error;
+  }
   return cudaFuncSetAttribute(ring_attention_kernel<Op>,
                               cudaFuncAttributeMaxDynamicSharedMemorySize,
                               static_cast<int>(ring_attention_shared_bytes<Op>()));

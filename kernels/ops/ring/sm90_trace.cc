@@ -9,14 +9,16 @@ constexpr std::uint32_t kSpansOfPlace = 4096;  ///< 16 MB in all
 
 }  // namespace
 
-void RingTrace::set(bool on, std::uint32_t blocks_max, std::uint32_t watchers) {
-  if (on == (buffer_.spans != nullptr)) return;
+RingTrace::~RingTrace() {
   cudaFree(buffer_.spans);
   cudaFree(buffer_.counts);
-  buffer_ = {};
+}
+
+void RingTrace::set(bool on, std::uint32_t blocks_max, std::uint32_t watchers) {
+  on_ = on;
+  if (!on || buffer_.spans != nullptr) return;
   blocks_max_ = blocks_ = blocks_max;
   watchers_ = watchers;
-  if (!on) return;
   const std::size_t spans = std::size_t{places()} * kSpansOfPlace;
   void* memory = nullptr;
   void* counts = nullptr;
@@ -31,13 +33,13 @@ void RingTrace::set(bool on, std::uint32_t blocks_max, std::uint32_t watchers) {
 
 cudaError_t RingTrace::begin_launch(cudaStream_t stream, std::uint32_t blocks) {
   blocks_ = blocks;
-  if (buffer_.spans == nullptr) return cudaSuccess;
+  if (buffer().spans == nullptr) return cudaSuccess;
   return cudaMemsetAsync(buffer_.counts, 0, places() * sizeof(std::uint32_t), stream);
 }
 
 std::vector<TraceEvent> RingTrace::read() const {
   std::vector<TraceEvent> events;
-  if (buffer_.spans == nullptr) return events;
+  if (buffer().spans == nullptr) return events;
   std::vector<std::uint32_t> counts(places());
   if (cudaMemcpy(counts.data(), buffer_.counts, counts.size() * sizeof counts[0],
                  cudaMemcpyDeviceToHost) != cudaSuccess)

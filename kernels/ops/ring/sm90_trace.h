@@ -16,17 +16,18 @@ namespace mk::kernels::cuda {
 class RingTrace {
  public:
   RingTrace() = default;
-  ~RingTrace() { set(false, 0, 0); }
+  ~RingTrace();
   RingTrace(const RingTrace&) = delete;
   RingTrace& operator=(const RingTrace&) = delete;
 
-  /// On: room for the spans of up to so many blocks, and of the groups. Where there is no memory
-  /// for that, launches stay untraced.
+  /// On: room for the spans of up to so many blocks, and of the groups, the same in each call. It
+  /// stays while this lives, as a graph may write there. Where there is no memory for that,
+  /// launches stay untraced.
   void set(bool on, std::uint32_t blocks_max, std::uint32_t watchers);
   /// Before a launch of so many blocks, on its stream: nothing is noted yet.
   cudaError_t begin_launch(cudaStream_t stream, std::uint32_t blocks);
   /// For the kernel.
-  RingTraceBuffer buffer() const { return buffer_; }
+  RingTraceBuffer buffer() const { return on_ ? buffer_ : RingTraceBuffer{}; }
   /// Of the last launch, which has ended. What did not fit is left out.
   std::vector<TraceEvent> read() const;
 
@@ -34,6 +35,7 @@ class RingTrace {
   std::uint32_t places() const { return blocks_max_ + watchers_; }
 
   RingTraceBuffer buffer_;
+  bool on_ = false;
   std::uint32_t blocks_max_ = 0;
   std::uint32_t blocks_ = 0;  ///< of the last grid: all may compute; the watchers come behind
   std::uint32_t watchers_ = 0;

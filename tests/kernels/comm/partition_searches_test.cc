@@ -120,6 +120,24 @@ TEST(PartitionSearches, LaunchesThatNobodyMeasuresHaveTheBest) {
   EXPECT_EQ(searches.choose(512, true), best);
 }
 
+// On a GPU that allocates, which ends a capture.
+TEST(PartitionSearches, MakeNoMeasurementWhileNothingIsMeasurable) {
+  struct Counted : Time {
+    explicit Counted() { ++made(); }
+    static std::uint32_t& made() {
+      static std::uint32_t count = 0;
+      return count;
+    }
+  };
+  PartitionSearches<Counted> searches(1, kMost, 4);
+  for (const std::uint32_t m : {512u, 64u, 1u}) EXPECT_EQ(searches.choose(m, false), 4u);
+  EXPECT_EQ(Counted::made(), 0u);
+  searches.choose(512, true);
+  EXPECT_EQ(Counted::made(), PartitionSearches<Counted>::kMeasured);
+  searches.choose(64, false);
+  EXPECT_EQ(Counted::made(), PartitionSearches<Counted>::kMeasured);
+}
+
 TEST(PartitionSearches, LearnNothingFromFailedLaunches) {
   Searches searches(1, kMost, 4);
   for (int i = 0; i < 100; ++i) {
