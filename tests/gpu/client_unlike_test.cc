@@ -213,7 +213,7 @@ TEST_P(UnlikeGpu, WhatIsFreedMeanwhileEndsNoCapture) {
   });
 }
 
-// "Always at the same address": whoever has asked for it may keep it.
+// "Always at the same address": a caller that has asked for it may keep it.
 TEST_P(UnlikeGpu, WhoHasShownAnAddressStays) {
   on_ranks([](Rank& rank) {
     const RankTokens tokens({.op = "moe"}, rank.session.options());
