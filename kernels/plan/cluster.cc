@@ -119,7 +119,7 @@ Timeline predict_on_cluster(const Problem& problem, const Machine& machine,
       problem.op == Op::kRing ? of_one_window(problem, machine.kind, candidate) : problem;
   if (one.heads.batch != problem.heads.batch || one.shape.n != problem.shape.n) {
     // Windows of heads come one after the other, each with an order of its own.
-    const double windows = double{1} * problem.shape.n * problem.heads.batch /
+    const double windows = double{1} * problem.shape.n * std::max(1u, problem.heads.batch) /
                            (double{1} * one.shape.n * one.heads.batch);
     time.wait = windows * predict_on_cluster(one, machine, candidate).wait;
     time.total += time.wait;
