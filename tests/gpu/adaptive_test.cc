@@ -93,5 +93,35 @@ TEST_P(Operators, AnAdaptivePartitionInAGraph) {
   }
 }
 
+// As of a server that captures a graph for each size of a batch.
+TEST_P(Operators, AHeightWhoseFirstLaunchIsCaptured) {
+  if (world() == 1) GTEST_SKIP() << "several ranks only";
+  constexpr std::uint32_t kLaunched = 700, kCaptured = 300;
+  JobSetup with = setup(kLaunched, 768, 192);
+  with.options.adaptive = true;
+  Job job(with);
+  check(job, kLaunched, Mode::kFused);
+  if (HasFatalFailure()) return;
+  Graphs graphs;
+  const Status captured =
+      graphs.capture_all(job, [&](std::uint32_t r) { return job.launch(r, kCaptured); });
+  ASSERT_TRUE(captured) << captured.error().message;
+  const std::uint64_t inputs = seed();
+  for (std::uint32_t r = 0; r < job.world(); ++r) {
+    job.fill(r, inputs);
+    job.poison(r);
+    require(cudaStreamSynchronize(job.stream(r)), "inputs");
+  }
+  graphs.replay_all(job);
+  for (std::uint32_t r = 0; r < job.world(); ++r) {
+    const Status finished = job.finish(r);
+    ASSERT_TRUE(finished) << finished.error().message;
+  }
+  judge(job, kCaptured);
+  // Past the first launches, which nobody measures.
+  for (int launch = 0; launch < 14 && !HasFatalFailure(); ++launch)
+    check(job, kCaptured, Mode::kFused);
+}
+
 }  // namespace
 }  // namespace mk::test
