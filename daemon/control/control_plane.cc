@@ -155,7 +155,10 @@ void ControlPlane::Impl::tick() {
   beat();
   tell_rails();
   for (const auto& [id, session] : sessions_) tick_session(*session);
-  for (Job* job : jobs()) tick_job(*job);
+  // In turn: the first may use up what a tick may wait.
+  std::vector<Job*> in_turn = jobs();
+  if (!in_turn.empty()) std::ranges::rotate(in_turn, in_turn.begin() + ticks_++ % in_turn.size());
+  for (Job* job : in_turn) tick_job(*job);
   if (!draining_) retry_links();
   for (auto& [node, peer] : peers_) {
     std::erase_if(peer.offers, [&](const auto& entry) {
@@ -212,6 +215,7 @@ void ControlPlane::Impl::tick_job(Job& job) {
   check_leavers(job);
   if (job.state == JobState::kAnnounced && !job.ending) announce(job);
   advance(job);
+  if (job.state == JobState::kUp) bind_waiting_regions(job);
   if (!job.failed) answer_exchanges(job);
 }
 

@@ -73,6 +73,10 @@ namespace mk::daemon {
 /// so long.
 inline constexpr std::uint64_t kLeavingStallNs = 4'000'000'000;
 
+/// After waits of so long for peers, an event begins no other: other jobs' requests come first. One
+/// wait alone may last as long as the endpoint's `connect_timeout_ns`.
+inline constexpr std::uint64_t kWaitNsMax = 200'000'000;
+
 // The proxy has sessions, too: what is the control plane's own lives in a namespace of its own.
 using namespace control;
 
@@ -186,8 +190,19 @@ class ControlPlane::Impl {
   // rendezvous.cc
   /// Takes the job as far towards kUp as it goes now.
   void advance(Job& job);
-  /// The link, connected if it is not; null when that fails. Only to a node that is up.
+  /// The link, connected if it is not; null when that fails or has to wait. Only to a node that is
+  /// up.
   std::shared_ptr<Link> link_to(const LinkKey& key);
+  /// Whether this event may still wait for peers; else the next tick goes on.
+  bool may_wait() const { return waited_ns_ < kWaitNsMax; }
+  /// Calls what may block until a peer answers.
+  template <class Call>
+  auto wait_for(Call call) {
+    const std::uint64_t begin_ns = now_();
+    auto result = call();
+    waited_ns_ += now_() - begin_ns;
+    return result;
+  }
   /// Of a session that is to be; `job` is null where it is the job's first here.
   /// `near`: to the rank's GPU or CPUs; none: not known.
   Result<control::RailChoice> choose_rail(const shm::Attach& attach, const Job* job,
@@ -199,9 +214,12 @@ class ControlPlane::Impl {
   /// Connects a link in error that no job waits for.
   void retry_links();
   bool bind(Job& job);
+  /// Takes back what `bind` did of the node's part; before the job is up.
+  void unbind(Job& job, NodeId node);
   Status bind_session(Session& session, const RemotePart& part, std::shared_ptr<Link> link);
   /// Lets the session's commands name its rail peers.
   void open_peers(Session& session);
+  /// Binds the buffers that were announced before the job was up, then takes the blobs.
   void bind_waiting_regions(Job& job);
   void job_up(Job& job);
   void announce_buffer(Session& session, std::uint16_t handle);
@@ -345,6 +363,8 @@ class ControlPlane::Impl {
   std::vector<Bytes> rail_addresses_;  ///< as other nodes have been told last
   std::mt19937_64 random_;
   bool draining_ = false;
+  std::uint64_t waited_ns_ = 0;  ///< by this event, for peers
+  std::size_t ticks_ = 0;
   std::string drain_reason_;
   std::uint32_t next_session_id_ = 1;
 

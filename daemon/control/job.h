@@ -25,7 +25,7 @@ struct RemotePart {
   JobPart part;
   bool ready = false;                           ///< its JobReady is in
   bool gone = false;                            ///< nothing of it can write here any more
-  std::vector<RegionAnnounce> regions_waiting;  ///< announced before our sessions were bound
+  std::vector<RegionAnnounce> regions_waiting;  ///< announced before they could be bound
   /// Put before the job was up here: they count once this part is known to be with ours.
   std::vector<ExchangePart> exchanges_waiting;
 

@@ -191,6 +191,7 @@ void ControlPlane::Impl::release(Session& session) {
 
 void ControlPlane::Impl::reap() {
   heartbeats_.turn(now_());
+  waited_ns_ = 0;
   for (auto next = sessions_.begin(); next != sessions_.end();) {
     Session& session = *next->second;
     ++next;
