@@ -57,9 +57,7 @@ ControlPlane::Impl::Impl(const ControlOptions& options, ClientPort& clients, Pee
       random_(options.random_seed != 0 ? options.random_seed : random_word()),
       links_(endpoints_of(proxies), now_) {
   for (const NodeId node : transport_.nodes()) peers_[node].down_reason = "never seen";
-  const std::uint32_t slots = std::clamp(options_.sessions_max, 1u, shm::kSessionsMax);
-  by_slot_.resize(slots, nullptr);
-  for (std::uint32_t slot = 0; slot < slots; ++slot) free_slots_.push_back(slot);
+  for (std::uint32_t slot = 0; slot < by_slot_.size(); ++slot) free_slots_.push_back({slot});
 }
 
 void ControlPlane::Impl::client_connected(ClientId id, const shm::PeerCredentials& credentials) {

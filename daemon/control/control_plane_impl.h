@@ -73,6 +73,11 @@ namespace mk::daemon {
 /// so long.
 inline constexpr std::uint64_t kLeavingStallNs = 4'000'000'000;
 
+/// A slot rests for so long when another daemon has not said that nothing of its own is in flight:
+/// an immediate names the slot, not the session. It may be sent again for as long as the sender's
+/// `write_timeout_ns`, and that daemon may miss ours later than ours misses it.
+inline constexpr std::uint64_t kSlotRestNs = 45'000'000'000;
+
 /// After waits of so long for peers, an event begins no other: other jobs' requests come first. One
 /// wait alone may last as long as the endpoint's `connect_timeout_ns`.
 inline constexpr std::uint64_t kWaitNsMax = 200'000'000;
@@ -185,6 +190,8 @@ class ControlPlane::Impl {
                               const std::string& what) const;
   /// The share of one of the job's ranks here.
   JobShare session_share(const Job& job) const;
+  /// For a new session.
+  Result<std::uint32_t> find_slot() const;
   Result<Session*> create_session(Client& client, const shm::Attach& attach);
 
   // rendezvous.cc
@@ -375,8 +382,13 @@ class ControlPlane::Impl {
   std::vector<std::unique_ptr<Job>> jobs_;                      ///< living and ending
   std::map<std::string, Job*> by_name_;                         ///< those that are not ending
   std::map<std::uint32_t, std::unique_ptr<Session>> sessions_;  ///< by id, until released
-  std::vector<Session*> by_slot_;
-  std::deque<std::uint32_t> free_slots_;  ///< the longest free first
+  /// All that immediates can name, of which `sessions_max` are in use at most: the others rest.
+  std::vector<Session*> by_slot_ = std::vector<Session*>(shm::kSessionsMax);
+  struct FreeSlot {
+    std::uint32_t slot = 0;
+    std::uint64_t from_ns = 0;  ///< not to be used before
+  };
+  std::deque<FreeSlot> free_slots_;  ///< the longest free first
   struct RecentFailure {
     std::uint64_t ended_ns;
     SessionInfo session;

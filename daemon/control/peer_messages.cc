@@ -269,7 +269,7 @@ void ControlPlane::Impl::part_left(Job& job, RemotePart& part, const JobLeft& le
   Error cause{left.code, left.reason};
   std::uint32_t rank = left.rank;
   if (left.code == ErrorCode::kOk) {
-    part.gone = true;
+    part.gone = part.quiet = true;
     // It has no use for our buffers any more, and nobody to send them back; and its own memory goes
     // before our ranks do, whatever they still write.
     for (Session* session : job.sessions()) {
