@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <limits>
 
 #include "daemon/control/control_plane_impl.h"
 #include "daemon/control/job_secret.h"
@@ -220,6 +221,26 @@ Result<control::RailChoice> ControlPlane::Impl::choose_rail(
                                .first = job != nullptr ? job->first_rail : std::nullopt});
 }
 
+Result<std::uint32_t> ControlPlane::Impl::find_slot() const {
+  const std::uint32_t most = std::clamp(options_.sessions_max, 1u, shm::kSessionsMax);
+  if (by_slot_.size() - free_slots_.size() >= most) {
+    return fail(ErrorCode::kLimitExceeded,
+                "this daemon has {} sessions, its limit (sessions that end keep their place until "
+                "nothing of them is in flight); `mkctl session list` shows them",
+                most);
+  }
+  std::uint64_t soonest_ns = std::numeric_limits<std::uint64_t>::max();
+  for (const FreeSlot& one : free_slots_) {
+    if (one.from_ns <= now_()) return one.slot;
+    soonest_ns = std::min(soonest_ns, one.from_ns);
+  }
+  return fail(
+      ErrorCode::kLimitExceeded,
+      "all free session slots of this daemon rest, the first for {} s more: other nodes "
+      "were lost, and writes of theirs to earlier sessions may still arrive; try again then",
+      (soonest_ns - now_()) / 1'000'000'000 + 1);
+}
+
 Result<Session*> ControlPlane::Impl::create_session(Client& client, const shm::Attach& attach) {
   MK_RETURN_IF_ERROR(check_attach(attach));
   const auto existing = by_name_.find(attach.job);
@@ -227,12 +248,7 @@ Result<Session*> ControlPlane::Impl::create_session(Client& client, const shm::A
     MK_RETURN_IF_ERROR(check_join(*existing->second, attach, client));
   }
   MK_RETURN_IF_ERROR(check_user(client.credentials.uid, attach));
-  if (free_slots_.empty()) {
-    return fail(ErrorCode::kLimitExceeded,
-                "this daemon has {} sessions, its limit (sessions that end keep their place until "
-                "nothing of them is in flight); `mkctl session list` shows them",
-                by_slot_.size());
-  }
+  MK_ASSIGN_OR_RETURN(const std::uint32_t slot, find_slot());
   ControlOptions::ProcessPlace place;
   if (!attach.gpu.empty()) {
     const auto configured = options_.gpu_rails.find(attach.gpu);
@@ -248,7 +264,6 @@ Result<Session*> ControlPlane::Impl::create_session(Client& client, const shm::A
   MK_ASSIGN_OR_RETURN(
       const control::RailChoice rail,
       choose_rail(attach, existing != by_name_.end() ? existing->second : nullptr, place.rails));
-  const std::uint32_t slot = free_slots_.front();
   auto segment = shm::Segment::create(
       {attach.lane_count, attach.slot_count_log2, attach.flag_count}, hello_.generation,
       next_session_id_, slot,
@@ -294,7 +309,7 @@ Result<Session*> ControlPlane::Impl::create_session(Client& client, const shm::A
   session->job = job;
   if (rail.first) job->first_rail = rail.first;
   job->locals[attach.local_rank] = session.get();
-  free_slots_.pop_front();
+  std::erase_if(free_slots_, [slot](const FreeSlot& one) { return one.slot == slot; });
   by_slot_[slot] = session.get();
   ++next_session_id_;
   client.state = Client::State::kAttached;

@@ -57,9 +57,7 @@ ControlPlane::Impl::Impl(const ControlOptions& options, ClientPort& clients, Pee
       random_(options.random_seed != 0 ? options.random_seed : random_word()),
       links_(endpoints_of(proxies), now_) {
   for (const NodeId node : transport_.nodes()) peers_[node].down_reason = "never seen";
-  const std::uint32_t slots = std::clamp(options_.sessions_max, 1u, shm::kSessionsMax);
-  by_slot_.resize(slots, nullptr);
-  for (std::uint32_t slot = 0; slot < slots; ++slot) free_slots_.push_back(slot);
+  for (std::uint32_t slot = 0; slot < by_slot_.size(); ++slot) free_slots_.push_back({slot});
 }
 
 void ControlPlane::Impl::client_connected(ClientId id, const shm::PeerCredentials& credentials) {
@@ -155,7 +153,10 @@ void ControlPlane::Impl::tick() {
   beat();
   tell_rails();
   for (const auto& [id, session] : sessions_) tick_session(*session);
-  for (Job* job : jobs()) tick_job(*job);
+  // In turn: the first may use up what a tick may wait.
+  std::vector<Job*> in_turn = jobs();
+  if (!in_turn.empty()) std::ranges::rotate(in_turn, in_turn.begin() + ticks_++ % in_turn.size());
+  for (Job* job : in_turn) tick_job(*job);
   if (!draining_) retry_links();
   for (auto& [node, peer] : peers_) {
     std::erase_if(peer.offers, [&](const auto& entry) {
@@ -212,6 +213,7 @@ void ControlPlane::Impl::tick_job(Job& job) {
   check_leavers(job);
   if (job.state == JobState::kAnnounced && !job.ending) announce(job);
   advance(job);
+  if (job.state == JobState::kUp) bind_waiting_regions(job);
   if (!job.failed) answer_exchanges(job);
 }
 

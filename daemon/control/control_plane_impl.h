@@ -73,6 +73,15 @@ namespace mk::daemon {
 /// so long.
 inline constexpr std::uint64_t kLeavingStallNs = 4'000'000'000;
 
+/// A slot rests for so long when another daemon has not said that nothing of its own is in flight:
+/// an immediate names the slot, not the session. It may be sent again for as long as the sender's
+/// `write_timeout_ns`, and that daemon may miss ours later than ours misses it.
+inline constexpr std::uint64_t kSlotRestNs = 45'000'000'000;
+
+/// After waits of so long for peers, an event begins no other: other jobs' requests come first. One
+/// wait alone may last as long as the endpoint's `connect_timeout_ns`.
+inline constexpr std::uint64_t kWaitNsMax = 200'000'000;
+
 // The proxy has sessions, too: what is the control plane's own lives in a namespace of its own.
 using namespace control;
 
@@ -181,13 +190,26 @@ class ControlPlane::Impl {
                               const std::string& what) const;
   /// The share of one of the job's ranks here.
   JobShare session_share(const Job& job) const;
+  /// For a new session.
+  Result<std::uint32_t> find_slot() const;
   Result<Session*> create_session(Client& client, const shm::Attach& attach);
 
   // rendezvous.cc
   /// Takes the job as far towards kUp as it goes now.
   void advance(Job& job);
-  /// The link, connected if it is not; null when that fails. Only to a node that is up.
+  /// The link, connected if it is not; null when that fails or has to wait. Only to a node that is
+  /// up.
   std::shared_ptr<Link> link_to(const LinkKey& key);
+  /// Whether this event may still wait for peers; else the next tick goes on.
+  bool may_wait() const { return waited_ns_ < kWaitNsMax; }
+  /// Calls what may block until a peer answers.
+  template <class Call>
+  auto wait_for(Call call) {
+    const std::uint64_t begin_ns = now_();
+    auto result = call();
+    waited_ns_ += now_() - begin_ns;
+    return result;
+  }
   /// Of a session that is to be; `job` is null where it is the job's first here.
   /// `near`: to the rank's GPU or CPUs; none: not known.
   Result<control::RailChoice> choose_rail(const shm::Attach& attach, const Job* job,
@@ -199,9 +221,12 @@ class ControlPlane::Impl {
   /// Connects a link in error that no job waits for.
   void retry_links();
   bool bind(Job& job);
+  /// Takes back what `bind` did of the node's part; before the job is up.
+  void unbind(Job& job, NodeId node);
   Status bind_session(Session& session, const RemotePart& part, std::shared_ptr<Link> link);
   /// Lets the session's commands name its rail peers.
   void open_peers(Session& session);
+  /// Binds the buffers that were announced before the job was up, then takes the blobs.
   void bind_waiting_regions(Job& job);
   void job_up(Job& job);
   void announce_buffer(Session& session, std::uint16_t handle);
@@ -345,6 +370,8 @@ class ControlPlane::Impl {
   std::vector<Bytes> rail_addresses_;  ///< as other nodes have been told last
   std::mt19937_64 random_;
   bool draining_ = false;
+  std::uint64_t waited_ns_ = 0;  ///< by this event, for peers
+  std::size_t ticks_ = 0;
   std::string drain_reason_;
   std::uint32_t next_session_id_ = 1;
 
@@ -355,8 +382,13 @@ class ControlPlane::Impl {
   std::vector<std::unique_ptr<Job>> jobs_;                      ///< living and ending
   std::map<std::string, Job*> by_name_;                         ///< those that are not ending
   std::map<std::uint32_t, std::unique_ptr<Session>> sessions_;  ///< by id, until released
-  std::vector<Session*> by_slot_;
-  std::deque<std::uint32_t> free_slots_;  ///< the longest free first
+  /// All that immediates can name, of which `sessions_max` are in use at most: the others rest.
+  std::vector<Session*> by_slot_ = std::vector<Session*>(shm::kSessionsMax);
+  struct FreeSlot {
+    std::uint32_t slot = 0;
+    std::uint64_t from_ns = 0;  ///< not to be used before
+  };
+  std::deque<FreeSlot> free_slots_;  ///< the longest free first
   struct RecentFailure {
     std::uint64_t ended_ns;
     SessionInfo session;

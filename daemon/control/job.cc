@@ -53,6 +53,10 @@ bool Job::remote_gone() const {
   return std::ranges::all_of(parts, [](const auto& entry) { return entry.second.gone; });
 }
 
+bool Job::remote_quiet() const {
+  return std::ranges::all_of(parts, [](const auto& entry) { return entry.second.quiet; });
+}
+
 RemotePart* Job::part_from(NodeId node) {
   for (auto& [rank, part] : parts) {
     if (part.node == node) return &part;

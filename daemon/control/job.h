@@ -25,7 +25,8 @@ struct RemotePart {
   JobPart part;
   bool ready = false;                           ///< its JobReady is in
   bool gone = false;                            ///< nothing of it can write here any more
-  std::vector<RegionAnnounce> regions_waiting;  ///< announced before our sessions were bound
+  bool quiet = false;                           ///< gone, by its own word
+  std::vector<RegionAnnounce> regions_waiting;  ///< announced before they could be bound
   /// Put before the job was up here: they count once this part is known to be with ours.
   std::vector<ExchangePart> exchanges_waiting;
 
@@ -63,6 +64,8 @@ struct Job {
   bool drained() const;
   /// Whether no rank of another node can write to this node's memory any more.
   bool remote_gone() const;
+  /// Whether the other nodes have said so themselves: nothing of them is on its way either.
+  bool remote_quiet() const;
   RemotePart* part_from(NodeId node);
   /// Our part, as all daemons hear of it, and as those get it that have shown that it is theirs.
   JobOffer own_offer() const;

@@ -20,7 +20,7 @@ LinkTable::LinkTable(std::vector<fabric::Endpoint*> endpoints,
     : endpoints_(std::move(endpoints)), now_(std::move(now_ns)) {}
 
 std::shared_ptr<Link> LinkTable::get(const LinkKey& key, const Bytes& address,
-                                     const std::string& peer_name) {
+                                     const std::string& peer_name, bool may_block) {
   Entry& entry = entries_[key];
   fabric::Endpoint& endpoint = *endpoints_[key.rail];
   if (entry.since_ns == 0) entry.since_ns = now_();
@@ -32,7 +32,7 @@ std::shared_ptr<Link> LinkTable::get(const LinkKey& key, const Bytes& address,
   if (entry.link != nullptr && entry.address == address) return entry.link;
   // One to an earlier address stays with the sessions that have it.
   entry.link.reset();
-  if (now_() < entry.next_try_ns) return nullptr;
+  if (!may_block || now_() < entry.next_try_ns) return nullptr;
   auto id = endpoint.connect_peer(key.peer, address, peer_name);
   if (!id) {
     entry.stats->connect_failures.add(1);

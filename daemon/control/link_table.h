@@ -59,8 +59,9 @@ class LinkTable {
   LinkTable(std::vector<fabric::Endpoint*> endpoints, std::function<std::uint64_t()> now_ns);
 
   /// The link to `address`, connected now if it is not, or leads to where the peer was before, and
-  /// its backoff is over. Null when it is not up: see `reason`.
-  std::shared_ptr<Link> get(const LinkKey& key, const Bytes& address, const std::string& peer_name);
+  /// its backoff is over and `may_block`. Null when it is not up: see `reason`.
+  std::shared_ptr<Link> get(const LinkKey& key, const Bytes& address, const std::string& peer_name,
+                            bool may_block);
   /// Why the link is not up; empty when it is, or was never wanted.
   std::string reason(const LinkKey& key) const;
 

@@ -167,7 +167,8 @@ Status ControlPlane::Impl::on(NodeId node, RegionAnnounce& region) {
                 "rank {} of job '{}' has a buffer {} of {} bytes with a key of {} bytes",
                 region.rank, job->name, region.handle, region.bytes, region.key.size());
   }
-  if (job->state == JobState::kUp) return bind_peer_buffer(*job, *part, region);
+  if (job->state == JobState::kUp && part->regions_waiting.empty())
+    return bind_peer_buffer(*job, *part, region);
   const bool twice = std::ranges::any_of(part->regions_waiting, [&](const RegionAnnounce& other) {
     return other.rank == region.rank && other.handle == region.handle;
   });
@@ -210,7 +211,7 @@ Status ControlPlane::Impl::on(NodeId node, ExchangePart& exchange) {
   if (exchange.tag.size() > shm::kNameBytesMax) {
     return fail(ErrorCode::kProtocol, "an exchange tag of {} bytes", exchange.tag.size());
   }
-  if (job->state != JobState::kUp) {
+  if (job->state != JobState::kUp || !part->regions_waiting.empty()) {
     // Its job is up, perhaps with our part of an earlier run: then it is forgotten with its part.
     const auto waiting = static_cast<std::uint64_t>(
         std::ranges::count(part->exchanges_waiting, exchange.rank, &ExchangePart::rank));
@@ -242,13 +243,16 @@ Status ControlPlane::Impl::on(NodeId node, JobLeft& left) {
   return {};
 }
 
-void ControlPlane::Impl::forget_part(Job& job, const RemotePart& part) {
+void ControlPlane::Impl::unbind(Job& job, NodeId node) {
   // Proxies hear of peers when the job is up, so nothing but our own tables names it.
   for (Session* session : job.sessions()) {
-    proxy_of(*session).apply(AdmitPeer{session->slot, part.node, false});
-    std::erase_if(session->peers,
-                  [&](const auto& entry) { return entry.second.node == part.node; });
+    proxy_of(*session).apply(AdmitPeer{session->slot, node, false});
+    std::erase_if(session->peers, [&](const auto& entry) { return entry.second.node == node; });
   }
+}
+
+void ControlPlane::Impl::forget_part(Job& job, const RemotePart& part) {
+  unbind(job, part.node);
   job.met.erase(part.node);
   job.parts.erase(part.part.node_rank);
   job.state = JobState::kAnnounced;
@@ -265,7 +269,7 @@ void ControlPlane::Impl::part_left(Job& job, RemotePart& part, const JobLeft& le
   Error cause{left.code, left.reason};
   std::uint32_t rank = left.rank;
   if (left.code == ErrorCode::kOk) {
-    part.gone = true;
+    part.gone = part.quiet = true;
     // It has no use for our buffers any more, and nobody to send them back; and its own memory goes
     // before our ranks do, whatever they still write.
     for (Session* session : job.sessions()) {
@@ -320,7 +324,8 @@ void ControlPlane::Impl::peer_down(NodeId node, const std::string& reason) {
     RemotePart* part = job->part_from(node);
     if (part == nullptr) continue;
     if (job->state == JobState::kAnnounced && !job->ending) {
-      // Nothing is bound yet: the daemon may be back, with the part, before the deadline.
+      // It has not heard that we are ready: it may be back, with the part, before the deadline.
+      unbind(*job, node);
       job->parts.erase(part->part.node_rank);
       continue;
     }

@@ -48,8 +48,11 @@ void ControlPlane::Impl::advance(Job& job) {
 }
 
 std::shared_ptr<Link> ControlPlane::Impl::link_to(const LinkKey& key) {
-  return links_.get(key, peers_.at(key.peer).hello.rail_addresses[key.peer_rail],
-                    fmt::format("{} rail {}", describe_node(key.peer), key.peer_rail));
+  return wait_for([&] {
+    return links_.get(key, peers_.at(key.peer).hello.rail_addresses[key.peer_rail],
+                      fmt::format("{} rail {}", describe_node(key.peer), key.peer_rail),
+                      may_wait());
+  });
 }
 
 std::string ControlPlane::Impl::describe_link(const LinkKey& key) const {
@@ -69,8 +72,7 @@ void ControlPlane::Impl::retry_links() {
 
 bool ControlPlane::Impl::bind(Job& job) {
   // All links first: nothing is bound before everything can be. One that does not come up ends this
-  // try: a connect may block for as long as the endpoint waits. One such wait per tick is what the
-  // other jobs' requests bear.
+  // try; the next goes on with what is there. So does an event that has waited long enough.
   std::map<LinkKey, std::shared_ptr<Link>> links;
   for (const Session* session : job.sessions()) {
     for (const auto& [rank, part] : job.parts) {
@@ -83,7 +85,11 @@ bool ControlPlane::Impl::bind(Job& job) {
   }
   for (Session* session : job.sessions()) {
     for (const auto& [rank, part] : job.parts) {
-      const Status bound = bind_session(*session, part, links.at(link_key(*session, part)));
+      const auto& link = links.at(link_key(*session, part));
+      const auto peer = session->peers.find(part.part.sessions[session->attach.local_rank].rank);
+      if (peer != session->peers.end() && peer->second.bound_to(*link)) continue;
+      if (!may_wait()) return false;
+      const Status bound = wait_for([&] { return bind_session(*session, part, link); });
       if (bound) continue;
       const std::string text = fmt::format("cannot reach the arrival flags of {}: {}",
                                            describe_node(part.node), bound.error().message);
@@ -132,8 +138,18 @@ void ControlPlane::Impl::open_peers(Session& session) {
 
 void ControlPlane::Impl::bind_waiting_regions(Job& job) {
   for (auto& [rank, part] : job.parts) {
-    for (const RegionAnnounce& region : std::exchange(part.regions_waiting, {})) {
-      (void)bind_peer_buffer(job, part, region);  // twice the same was refused when it came
+    auto& waiting = part.regions_waiting;
+    if (part.gone) waiting.clear();
+    std::size_t bound = 0;
+    while (bound < waiting.size() && may_wait() && !job.failed) {
+      const RegionAnnounce& region = waiting[bound++];
+      // Twice the same was refused when it came.
+      (void)wait_for([&] { return bind_peer_buffer(job, part, region); });
+    }
+    waiting.erase(waiting.begin(), waiting.begin() + static_cast<std::ptrdiff_t>(bound));
+    if (job.failed || !waiting.empty()) continue;
+    for (ExchangePart& put : std::exchange(part.exchanges_waiting, {})) {
+      (void)job.exchange.put_remote(put.rank, put.sequence, put.tag, std::move(put.blob));
     }
   }
 }
@@ -157,13 +173,7 @@ void ControlPlane::Impl::job_up(Job& job) {
     }
   }
   for (const ExchangePart& part : std::exchange(job.exchange_unsent, {})) send_to_job(job, part);
-  if (job.failed) return;
-  for (auto& [rank, part] : job.parts) {
-    for (ExchangePart& put : std::exchange(part.exchanges_waiting, {})) {
-      (void)job.exchange.put_remote(put.rank, put.sequence, put.tag, std::move(put.blob));
-    }
-  }
-  answer_exchanges(job);
+  if (!job.failed) answer_exchanges(job);
 }
 
 void ControlPlane::Impl::announce_buffer(Session& session, std::uint16_t handle) {

@@ -77,6 +77,10 @@ struct PeerBinding {
   std::unique_ptr<fabric::RemoteRegion> flags;  ///< ordered fabrics only
   std::unique_ptr<Counter[]> arrivals_sent;     ///< unordered fabrics: by granule of its flags
   std::map<std::uint16_t, PeerBuffer> buffers;
+
+  bool bound_to(const Link& wanted) const {
+    return link.get() == &wanted && (flags != nullptr || arrivals_sent != nullptr);
+  }
 };
 
 enum class SessionState {

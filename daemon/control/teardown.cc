@@ -178,7 +178,10 @@ void ControlPlane::Impl::release(Session& session) {
   }
   job.locals[session.attach.local_rank] = nullptr;
   by_slot_[session.slot] = nullptr;
-  if (!MK_PLANT(slot_lost)) free_slots_.push_back(session.slot);
+  const bool late = proxy_of(session).endpoint().capabilities().contract ==
+                        fabric::DeliveryContract::kUnordered &&
+                    !job.remote_quiet();
+  if (!MK_PLANT(slot_lost)) free_slots_.push_back({session.slot, late ? now_() + kSlotRestNs : 0});
   for (const LaneStats& lane : session.stats->lanes) {
     released_.add(lane);
     job.record.totals.add(lane);
@@ -191,6 +194,7 @@ void ControlPlane::Impl::release(Session& session) {
 
 void ControlPlane::Impl::reap() {
   heartbeats_.turn(now_());
+  waited_ns_ = 0;
   for (auto next = sessions_.begin(); next != sessions_.end();) {
     Session& session = *next->second;
     ++next;

@@ -27,7 +27,7 @@ bool Engine::pass() {
   worked = poll_endpoint() || worked;
   worked = take_commands() != 0 || worked;
   worked = finish_links() || worked;
-  if (settle_due_) settle();
+  if (settle_due_) worked = settle() || worked;
   stats_.passes.add(1);
   if (worked) stats_.busy_passes.add(1);
   return worked;

@@ -28,6 +28,10 @@ namespace mk::daemon {
 /// Commands of one lane in its turn, and of all lanes before completions are polled again.
 inline constexpr std::uint32_t kLaneTurnMax = 4 * shm::kBatchMax;
 inline constexpr std::uint32_t kPassCommandsMax = 256;
+/// Of one session in one pass: ring slots read for the marks of handles that go, and handles of one
+/// kind that are answered for.
+inline constexpr std::uint32_t kLookAheadMax = 256;
+inline constexpr std::size_t kAnswersMax = 16;
 /// Events of one poll, and polls of one pass.
 inline constexpr std::size_t kPollEvents = 64;
 inline constexpr int kPollsMax = 8;
@@ -106,7 +110,11 @@ class Engine {
   void fault(Session& session, ErrorCode code, std::string reason,
              std::optional<std::uint32_t> peer_rank = std::nullopt);
   void fence(Session& session);
-  void settle();
+  /// Whether there is more to do at once.
+  bool settle();
+  /// Drops those of `most` that are `done`; whether the others may be as well.
+  template <class Waiting, class Done>
+  bool answer(std::vector<Waiting>& waiting, std::size_t most, Done done);
   // Whether the answer has been given.
   bool released(Session& session, Unbinding& one);
   bool released(Session& session, PeerUnbinding& one);

@@ -1,6 +1,7 @@
 #include "daemon/proxy/engine.h"
 
 #include <algorithm>
+#include <limits>
 #include <utility>
 
 #include "daemon/plant.h"
@@ -65,7 +66,8 @@ void Engine::on_mail(Parcel&, const UnbindBuffer& unbind) {
     on_event_(BufferReleased{unbind.slot, unbind.handle});
     return;
   }
-  session->unbinding.push_back({unbind, session->mark()});
+  session->unbinding.push_back({unbind});
+  session->lanes_marked = 0;
   ++answers_waiting_;
   settle_due_ = true;
 }
@@ -102,7 +104,8 @@ void Engine::on_mail(Parcel&, const UnbindPeerBuffer& unbind) {
     on_event_(PeerBufferReleased{unbind.slot, unbind.peer_rank, unbind.handle});
     return;
   }
-  session->unbinding_peer.push_back({unbind, session->mark()});
+  session->unbinding_peer.push_back({unbind});
+  session->lanes_marked = 0;
   ++answers_waiting_;
   settle_due_ = true;
 }
@@ -215,17 +218,42 @@ bool Engine::reset_flags(Session& session, const ResetFlags& reset) {
   return true;
 }
 
-void Engine::settle() {
+template <class Waiting, class Done>
+bool Engine::answer(std::vector<Waiting>& waiting, std::size_t most, Done done) {
+  const auto end = waiting.begin() + static_cast<std::ptrdiff_t>(std::min(most, waiting.size()));
+  const auto kept = std::remove_if(waiting.begin(), end, done);
+  const auto answered = static_cast<std::uint32_t>(end - kept);
+  answers_waiting_ -= answered;
+  const auto others = waiting.erase(kept, end);
+  if (others == waiting.end()) return false;
+  std::rotate(waiting.begin(), others, waiting.end());  // their turn is next
+  settle_due_ = true;
+  return answered != 0;
+}
+
+bool Engine::settle() {
   settle_due_ = false;
+  bool more = false;
   for (std::size_t i = sessions_.all().size(); i-- > 0;) {
     Session& session = *sessions_.all()[i];
-    const auto answer = [&](auto& waiting, auto&& done) {
-      answers_waiting_ -= static_cast<std::uint32_t>(std::erase_if(waiting, done));
-    };
-    answer(session.unbinding, [&](Unbinding& one) { return released(session, one); });
-    answer(session.unbinding_peer, [&](PeerUnbinding& one) { return released(session, one); });
-    answer(session.resetting, [&](const ResetFlags& reset) { return reset_flags(session, reset); });
+    std::uint32_t slots_left = kLookAheadMax;
+    const bool marked = session.mark(slots_left);
+    stats_.looked_ahead.add(kLookAheadMax - slots_left);
+    settle_due_ = settle_due_ || !marked;
     const bool in_flight = session.posted != 0 && !MK_PLANT(drains_with_writes_posted);
+    // Each asks the session's windows; at the end there is nothing in them.
+    const std::size_t most =
+        session.drain_asked && !in_flight ? std::numeric_limits<std::size_t>::max() : kAnswersMax;
+    more = !marked || more;
+    more =
+        answer(session.unbinding, most, [&](Unbinding& one) { return released(session, one); }) ||
+        more;
+    more = answer(session.unbinding_peer, most,
+                  [&](PeerUnbinding& one) { return released(session, one); }) ||
+           more;
+    more = answer(session.resetting, most,
+                  [&](const ResetFlags& reset) { return reset_flags(session, reset); }) ||
+           more;
     if (!session.drain_asked || in_flight) continue;
     --answers_waiting_;
     release_links(session);
@@ -233,6 +261,7 @@ void Engine::settle() {
     mailbox_.retire(sessions_.remove(slot));
     on_event_(Drained{slot});
   }
+  return more;
 }
 
 }  // namespace mk::daemon

@@ -15,6 +15,7 @@ std::uint32_t window_capacity(std::uint32_t outstanding_max) {
 /// `names(lane, entry, sequence)`, of those that the fabric may still touch the memory of.
 template <class Names>
 bool any_in_flight(const Session& session, Names names) {
+  if (session.fenced && session.posted == 0) return false;
   bool found = false;
   for (const Lane& lane : session.lanes) {
     lane.window.for_each([&](const InFlight& entry, std::uint32_t sequence) {
@@ -47,16 +48,27 @@ Session::Session(const AddSession& added)
   resetting.reserve(16);
 }
 
-RingMark Session::mark() const {
+bool Session::mark(std::uint32_t& slots_left) {
+  if (fenced || lanes_marked == lanes.size()) return true;
+  for (; lanes_marked != lanes.size(); ++lanes_marked) {
+    if (!lanes[lanes_marked].look_ahead(slots_left)) return false;
+  }
   RingMark mark;
-  for (const Lane& lane : lanes) mark.committed[lane.index] = lane.committed();
-  return mark;
+  for (const Lane& lane : lanes) mark.committed[lane.index] = lane.committed;
+  const auto give = [&](auto& waiting) {
+    for (auto& one : waiting) {
+      if (!one.until) one.until = mark;
+    }
+  };
+  give(unbinding);
+  give(unbinding_peer);
+  return true;
 }
 
-bool Session::taken_to(const RingMark& until) const {
-  return fenced || std::ranges::all_of(lanes, [&](const Lane& lane) {
-           return lane.consumer.consumed >= until.committed[lane.index];
-         });
+bool Session::taken_to(const std::optional<RingMark>& until) const {
+  return fenced || (until && std::ranges::all_of(lanes, [&](const Lane& lane) {
+                      return lane.consumer.consumed >= until->committed[lane.index];
+                    }));
 }
 
 bool Session::in_flight(const Unbinding& one) const {
@@ -67,8 +79,9 @@ bool Session::in_flight(const Unbinding& one) const {
 
 bool Session::in_flight(const PeerUnbinding& one) const {
   return any_in_flight(*this, [&](const Lane& lane, const InFlight& entry, std::uint32_t sequence) {
-    const auto mark = static_cast<std::uint32_t>(one.until.committed[lane.index]);
-    const bool before = static_cast<std::int32_t>(sequence - mark) < 0;
+    // Without a mark the session was fenced: nothing comes after what it has taken.
+    const auto mark = static_cast<std::uint32_t>(one.until ? one.until->committed[lane.index] : 0);
+    const bool before = !one.until || static_cast<std::int32_t>(sequence - mark) < 0;
     return entry.peer->rank == one.what.peer_rank &&
            (before || entry.dst_handle == one.what.handle);
   });

@@ -53,16 +53,21 @@ struct Lane {
   std::uint64_t cookie_base = 0;      ///< the lane's cookies but for the sequence
   std::uint64_t last_batch = 0;       ///< the last submission that held a command of this lane
   std::uint32_t newly_completed = 0;  ///< done in ring order, not yet published
+  std::uint64_t committed = 0;        ///< all below was seen to be, or is taken
   LaneWindow window;
 
   /// Whether the ring's next command is committed. Reads one word, takes nothing.
   bool ready() const { return is_committed(consumer.consumed); }
-  /// The number of the first command that is not committed: by the ring, whatever `produced` says.
-  std::uint64_t committed() const {
+  /// Moves `committed` to the first command that is not: by the ring, whatever `produced` says. One
+  /// slot each of `slots_left`; false when these did not suffice.
+  bool look_ahead(std::uint32_t& slots_left) {
     const std::uint64_t end = consumer.consumed + consumer.ring.slot_count();
-    std::uint64_t at = consumer.consumed;
-    while (at != end && is_committed(at)) ++at;
-    return at;
+    committed = std::max(committed, consumer.consumed);
+    for (; committed != end && is_committed(committed); ++committed) {
+      if (slots_left == 0) return false;
+      --slots_left;
+    }
+    return true;
   }
 
  private:
@@ -83,13 +88,13 @@ struct RingMark {
 /// and when nothing in flight does, the answer is due.
 struct Unbinding {
   UnbindBuffer what;
-  RingMark until;
+  std::optional<RingMark> until = std::nullopt;  ///< null: not known yet
   bool unbound = false;
 };
 /// Of a peer's, all that was committed before to any of its flags is completed first, and shows.
 struct PeerUnbinding {
   UnbindPeerBuffer what;
-  RingMark until;
+  std::optional<RingMark> until = std::nullopt;
   bool unbound = false;
   std::optional<std::uint64_t> shows = std::nullopt;  ///< once completed: how much of the link must
 };
@@ -114,6 +119,7 @@ struct Session {
   TracedLaunch traced;                   ///< as the trace has been told last,
   std::uint32_t traced_recording = 0;    ///< in this recording
   std::bitset<shm::kNodesMax> admitted;  ///< nodes that may raise its flags
+  std::uint32_t lanes_marked = 0;        ///< since the last unbinding came
   // Not yet answered.
   std::vector<Unbinding> unbinding;
   std::vector<PeerUnbinding> unbinding_peer;
@@ -121,11 +127,12 @@ struct Session {
 
   void set_weight(std::uint32_t wanted) { weight = std::clamp(wanted, 1u, kWeightMax); }
 
-  /// What has been taken, and what the client says it has committed beyond that: one that lies
-  /// holds its own buffers up.
-  RingMark mark() const;
+  /// Marks the unbindings that have no mark: what has been taken, and what the client says it has
+  /// committed beyond that: one that lies holds its own buffers up. False when `slots_left` did not
+  /// suffice: the next call goes on. More that is committed meanwhile counts too.
+  bool mark(std::uint32_t& slots_left);
   /// Whether all up to the mark is taken, or nothing more will be.
-  bool taken_to(const RingMark& until) const;
+  bool taken_to(const std::optional<RingMark>& until) const;
   /// Whether a command that was taken and may still be transferred names the buffer, or, of a
   /// peer's, goes to that peer and was committed before the mark.
   bool in_flight(const Unbinding& one) const;

@@ -110,6 +110,7 @@ struct ProxyStats {
   Counter bad_arrivals;     ///< immediates that named no session or flag
   Counter bad_completions;  ///< completions that named no write in flight: doubled, or after their
                             ///< session
+  Counter looked_ahead;     ///< ring slots read for the marks of handles that go
   /// From the return of the poll that brought arrivals until the flags of all of them are
   /// published: an upper bound for each. Unordered contract only: on ordered networks the write
   /// itself shows the flag.

@@ -370,7 +370,7 @@ Result<std::unique_ptr<RemoteRegion>> VerbsEndpoint::import_region(
   Link* const link = links_.owned(id);
   if (link == nullptr) return fail(ErrorCode::kNotFound, "there is no link {}", id);
   const auto key = from_blob<Key>(bytes);
-  if (!key || !same_token(key->endpoint, link->peer().address.endpoint)) {
+  if (!key || !key->covers_all() || !same_token(key->endpoint, link->peer().address.endpoint)) {
     return fail(ErrorCode::kInvalidArgument, "the key of {} bytes is not one of a region of {}",
                 bytes.size(), link->peer_name());
   }

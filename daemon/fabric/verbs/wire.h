@@ -50,6 +50,10 @@ struct Key {
   std::uint32_t reserved = 0;
   std::array<std::uint32_t, kPiecesMax> rkeys{};
 
+  /// Whether `rkeys` has an entry for every byte. A peer's key may say anything.
+  bool covers_all() const {
+    return bytes != 0 && piece_shift < 64 && (bytes - 1) >> piece_shift < kPiecesMax;
+  }
   /// What a peer must know to write at `offset`, and how far that goes.
   std::uint32_t rkey(std::uint64_t offset) const { return rkeys[piece_of(offset)]; }
   std::uint64_t piece_of(std::uint64_t offset) const { return offset >> piece_shift; }

@@ -295,5 +295,85 @@ TEST(Rendezvous, UnorderedFabricsImportNoFlags) {
   cluster.expect_nothing_left();
 }
 
+// Peers that answer just in time, many of them. In between, other jobs' requests are served.
+TEST(Rendezvous, AnEventWaitsForOnePeerThatIsSlowNotForAll) {
+  constexpr std::uint32_t kNodes = 17;
+  auto clock = std::make_shared<std::uint64_t>(1'000'000'000);
+  TestNode node({.nodes = kNodes}, std::make_shared<FakeMemory>(), clock);
+  for (NodeId other = 1; other < kNodes; ++other) {
+    node.reachable.insert(other);
+    PeerHello hello = node.plane->hello();
+    hello.node = other;
+    hello.generation = other;
+    ASSERT_TRUE(node.plane->on_peer_message(other, hello));
+  }
+  auto attach = rank_of("job", kNodes, 1, 0);
+  attach.timeout_ms = 600'000;
+  const ClientId client = node.attach(attach);
+  // Another job of this node, with the first of those peers.
+  auto small = rank_of("small", 2, 1, 0);
+  small.timeout_ms = 600'000;
+  const ClientId other = node.attach(small);
+  int imports = 0;
+  node.nic->on_connect = [&] { node.pass(1'900); };
+  node.nic->on_import = [&] { node.pass(1'900), ++imports; };
+  std::uint64_t longest_ms = 0;
+  const auto event = [&](auto happens) {
+    const std::uint64_t begin = *clock;
+    happens();
+    longest_ms = std::max(longest_ms, (*clock - begin) / kMillisecond);
+  };
+  const auto tick = [&] { event([&] { node.plane->on_tick(); }); };
+  for (NodeId from = 1; from < kNodes; ++from)
+    event([&] { ASSERT_TRUE(node.play(from, part_of("job", from, kNodes, 1, from))); });
+  event([&] { ASSERT_TRUE(node.play(1, part_of("small", 99, 2, 1, 1))); });
+  const auto ready_sent = [&](const std::string& job) {
+    return std::ranges::count_if(node.sent, [&](const auto& one) {
+      const auto* ready = std::get_if<JobReady>(&one.second);
+      return ready != nullptr && ready->job == job;
+    });
+  };
+  // A connect and an import of each, and the small job's import.
+  int ticks = 0;
+  while (ready_sent("job") != kNodes - 1 && ticks++ < 100) tick();
+  EXPECT_EQ(ready_sent("job"), kNodes - 1);
+  while (ready_sent("small") != 1 && ticks++ < 100) tick();
+  EXPECT_EQ(ready_sent("small"), 1);
+  EXPECT_LE(ticks, 40) << "what was reached is kept";
+  EXPECT_EQ(node.nic->connects, static_cast<int>(kNodes - 1));
+  EXPECT_EQ(imports, static_cast<int>(kNodes));
+
+  // Buffers that were announced before the job is up, and a blob behind them.
+  const Bytes key(sizeof(std::uint64_t), std::byte{1});
+  std::uint64_t part_id = 0;
+  for (const auto& [to, message] : node.sent) {
+    if (const auto* offer = std::get_if<JobOffer>(&message); offer && offer->job == "job")
+      part_id = offer->part_id;
+  }
+  for (std::uint16_t handle = 1; handle <= 5; ++handle)
+    ASSERT_TRUE(node.plane->on_peer_message(1, RegionAnnounce{"job", 1, 1, handle, 4096, key}));
+  ExchangePart blob;
+  blob.job = "job";
+  blob.part_id = 1;
+  blob.rank = 1;
+  ASSERT_TRUE(node.plane->on_peer_message(1, blob));
+  for (NodeId from = 1; from < kNodes; ++from) {
+    event([&] { ASSERT_TRUE(node.plane->on_peer_message(from, JobReady{"job", from, part_id})); });
+  }
+  EXPECT_TRUE(node.take<shm::JobUp>(client));
+  EXPECT_EQ(imports, static_cast<int>(kNodes) + 1);
+  // One that comes now goes behind those.
+  ASSERT_TRUE(node.plane->on_peer_message(1, RegionAnnounce{"job", 1, 1, 6, 4096, key}));
+  for (int i = 2; i <= 6; ++i) {
+    tick();
+    EXPECT_EQ(imports, static_cast<int>(kNodes) + i);
+  }
+  tick();
+  EXPECT_EQ(imports, static_cast<int>(kNodes) + 6);
+  EXPECT_LE(longest_ms, 2'100u);
+  EXPECT_FALSE(node.take<shm::SessionFailed>(client));
+  EXPECT_FALSE(node.take<shm::SessionFailed>(other));
+}
+
 }  // namespace
 }  // namespace mk::daemon::test

@@ -259,5 +259,60 @@ TEST(Teardown, WhatAnEarlierRunPutIntoAnExchangeGoesWithItsPart) {
   EXPECT_EQ(reply->blobs, (std::vector{bytes_of("a"), bytes_of("b")}));
 }
 
+// An immediate names a slot, not a session. One of a lost node may still arrive.
+TEST(Teardown, ASlotThatALostNodeMayWriteToRests) {
+  const auto job = [](TestNode& node, std::uint64_t part_id, bool lost) {
+    PeerHello hello = node.plane->hello();
+    hello.node = 1;
+    if (lost || part_id == 1) {
+      EXPECT_TRUE(node.plane->on_peer_message(1, hello));
+    }
+    const ClientId client = node.attach(rank_of("job", 2, 1, 0));
+    const auto attached = node.take<shm::AttachReply>(client);
+    if (!attached) return shm::kSessionsMax;
+    EXPECT_TRUE(node.play(1, part_of("job", part_id, 2, 1, 1)));
+    std::uint64_t own = 0;
+    for (const auto& [to, message] : node.sent) {
+      if (const auto* offer = std::get_if<JobOffer>(&message)) own = offer->part_id;
+    }
+    EXPECT_TRUE(node.plane->on_peer_message(1, JobReady{"job", part_id, own}));
+    EXPECT_TRUE(node.take<shm::JobUp>(client));
+    if (lost) {
+      node.plane->on_peer_down(1, "the wire was cut");
+    } else {
+      EXPECT_TRUE(node.plane->on_peer_message(1, JobLeft{"job", part_id, 1, ErrorCode::kOk, ""}));
+    }
+    node.hang_up(client);
+    node.step();
+    node.expect_nothing_left();
+    return attached->session_slot;
+  };
+  for (const auto contract :
+       {fabric::DeliveryContract::kUnordered, fabric::DeliveryContract::kOrdered}) {
+    for (const bool lost : {true, false}) {
+      SCOPED_TRACE(fmt::format("{} {}", static_cast<int>(contract), lost));
+      TestNode node{{.contract = contract, .sessions_max = 1},
+                    std::make_shared<FakeMemory>(),
+                    std::make_shared<std::uint64_t>(1)};
+      node.reachable = {1};
+      std::uint64_t part = 0;
+      for (std::uint32_t i = 0; i < shm::kSessionsMax; ++i) EXPECT_EQ(job(node, ++part, lost), i);
+      if (!lost || contract == fabric::DeliveryContract::kOrdered) {
+        EXPECT_EQ(job(node, ++part, lost), 0u);
+        continue;
+      }
+      node.pass(44'900);
+      const ClientId early = node.attach(rank_of("job", 2, 1, 0));
+      const auto refused = node.take<shm::ErrorReply>(early);
+      ASSERT_TRUE(refused);
+      EXPECT_EQ(refused->code, ErrorCode::kLimitExceeded);
+      EXPECT_THAT(refused->message, HasSubstr("rest, the first for 1 s more"));
+      node.hang_up(early);
+      node.pass(200);
+      EXPECT_EQ(job(node, ++part, lost), 0u);
+    }
+  }
+}
+
 }  // namespace
 }  // namespace mk::daemon::test

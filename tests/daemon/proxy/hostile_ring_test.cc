@@ -108,6 +108,74 @@ TEST(HostileRing, AReplayedLapIsRefused) {
               HasSubstr("lane 0, command 16: sequence is 0: the slot's next command is number 16"));
 }
 
+// One message of a client may let a thousand handles go while its rings are full.
+TEST(HostileRing, ManyHandlesThatGoBehindFullRingsCostAPassLittle) {
+  constexpr std::uint32_t kLanes = 4, kSlotsLog2 = 12, kHandles = 1024;
+  ProxyRig rig;
+  auto& hostile = rig.add_session(0, {.lanes = kLanes, .slot_count_log2 = kSlotsLog2});
+  rig.bind_peer(hostile, 1, 0);
+  bool open = false;
+  rig.endpoint->accept = [&](fabric::LinkId, std::size_t offered) { return open ? offered : 0; };
+  rig.endpoint->complete_at_once = true;
+  for (std::uint32_t lane = 0; lane < kLanes; ++lane) hostile.push(1, 1u << kSlotsLog2, lane);
+  for (std::uint32_t i = 0; i < kHandles; ++i) {
+    const auto other = static_cast<std::uint16_t>(i);
+    rig.proxy->apply(UnbindBuffer{0, i == 0 ? kHandle : static_cast<std::uint16_t>(2000 + i)});
+    rig.proxy->apply(UnbindPeerBuffer{0, i == 0 ? std::uint16_t{1} : other, kHandle});
+  }
+  const Counter& looked = rig.proxy->stats().looked_ahead;
+  constexpr std::uint64_t kAll = std::uint64_t{kLanes} << kSlotsLog2;
+  for (int pass = 0; pass < 200; ++pass) {
+    const std::uint64_t before = looked.value();
+    rig.proxy->step();
+    ASSERT_LE(looked.value() - before, 256u) << "of " << kAll;
+  }
+  EXPECT_LE(looked.value(), kAll) << "no slot is read twice";
+  EXPECT_GE(looked.value(), kAll - 64) << "but for those that were taken";
+  EXPECT_TRUE(rig.events.empty());
+  open = true;
+  rig.settle();
+  // All that was committed before is executed, though it names a handle that went.
+  EXPECT_TRUE(rig.events_of<SessionFault>().empty());
+  for (std::uint32_t lane = 0; lane < kLanes; ++lane)
+    EXPECT_EQ(hostile.completed(lane), 1u << kSlotsLog2);
+  rig.steps(kHandles);
+  EXPECT_EQ(rig.events_of<BufferReleased>().size(), kHandles);
+  EXPECT_EQ(rig.events_of<PeerBufferReleased>().size(), kHandles);
+  hostile.push(1);
+  rig.settle();
+  EXPECT_EQ(rig.events_of<SessionFault>().size(), 1u) << "then it is gone";
+}
+
+// A handle's answer asks all that is in flight: few at a time, and each in its turn.
+TEST(HostileRing, ManyHandlesThatWaitDoNotKeepOthersFromTheirAnswer) {
+  ProxyRig rig;
+  auto& session = rig.add_bound_session();
+  std::vector<FakeLocalRegion> regions(100);
+  const auto handle = [](std::size_t i) { return static_cast<std::uint16_t>(100 + i); };
+  for (std::size_t i = 0; i < regions.size(); ++i) {
+    rig.proxy->apply(BindBuffer{0, handle(i), &regions[i], kBufferBytes});
+    shm::Command command = write_command(1);
+    command.src_handle = handle(i);
+    ASSERT_TRUE(session.producers[0].try_push(command));
+  }
+  rig.settle();
+  for (std::size_t i = 0; i < regions.size(); ++i) rig.proxy->apply(UnbindBuffer{0, handle(i)});
+  rig.settle();
+  EXPECT_TRUE(rig.events.empty());
+  const auto writes = rig.endpoint->writes();
+  ASSERT_EQ(writes.size(), regions.size());
+  rig.endpoint->complete(writes.back().cookie);
+  rig.steps(20);
+  ASSERT_EQ(rig.events_of<BufferReleased>().size(), 1u);
+  EXPECT_EQ(rig.events_of<BufferReleased>()[0].handle, handle(regions.size() - 1));
+  rig.proxy->apply(FenceSession{0});
+  for (std::size_t i = 0; i + 1 < writes.size(); ++i) rig.endpoint->complete(writes[i].cookie);
+  rig.run();
+  EXPECT_EQ(rig.events_of<BufferReleased>().size(), regions.size());
+  EXPECT_TRUE(std::holds_alternative<Drained>(rig.events.back()));
+}
+
 TEST(HostileRing, AClientThatOverwritesItsCountersIsNotBelieved) {
   ProxyRig rig;
   rig.endpoint->complete_at_once = true;

@@ -130,6 +130,51 @@ TEST_F(VerbsContact, WhatAPeerSaysOfAnotherChangesNothing) {
   EXPECT_TRUE(holds(reason_of(a, a, out.link.id), "its daemon ended"));
 }
 
+// The peer itself answers whether its key is valid: a hostile one says yes to each.
+TEST_F(VerbsContact, AKeyWhoseBytesHaveNotAllAPieceIsRefused) {
+  Node a(on("soft0"));
+  const Station peer("soft1");
+  verbs::Address address = peer.address();
+  address.endpoint = Token{1};
+  address.pass = Token{2};
+  const std::jthread answers([&](const std::stop_token& ending) {
+    while (!ending.stop_requested()) {
+      const auto question = peer.contact->receive();
+      if (!question) {
+        std::this_thread::yield();
+        continue;
+      }
+      Datagram answer = numbered(question->number);
+      answer.kind = verbs::DatagramKind::kAccept;
+      const auto asked = question->get<verbs::ConnectBody>();
+      answer.to = asked.from.pass;
+      answer.from = address.endpoint;
+      answer.put(verbs::AcceptBody{.queues = 1, .ends = {{{.number = 1, .first_packet = 0}}}});
+      (void)peer.sends(asked.from, answer);
+    }
+  });
+  const auto link = a.endpoint->connect(to_blob(address), "node 1 rail 0");
+  ASSERT_TRUE(link) << link.error().message;
+  const auto imported = [&](std::uint64_t bytes, std::uint32_t shift) {
+    verbs::Key key;
+    key.endpoint = address.endpoint;
+    key.bytes = bytes;
+    key.piece_shift = shift;
+    const auto region = a.endpoint->import_region(*link, to_blob(key));
+    return region ? ErrorCode::kOk : region.error().code;
+  };
+  constexpr std::uint64_t kPieces = verbs::kPiecesMax;
+  for (const std::uint32_t shift : {0u, 12u, 31u, 57u}) {
+    EXPECT_EQ(imported(kPieces << shift, shift), ErrorCode::kOk) << shift;
+    EXPECT_EQ(imported((kPieces << shift) + 1, shift), ErrorCode::kInvalidArgument) << shift;
+    EXPECT_EQ(imported(~0ull, shift), ErrorCode::kInvalidArgument) << shift;
+  }
+  EXPECT_EQ(imported(~0ull, 63), ErrorCode::kOk);
+  EXPECT_EQ(imported(0, 31), ErrorCode::kInvalidArgument);
+  for (const std::uint32_t shift : {64u, 65u, ~0u})
+    EXPECT_EQ(imported(4096, shift), ErrorCode::kInvalidArgument) << shift;
+}
+
 TEST_F(VerbsContact, AQueueInErrorSaysSoAndStartsAnewUnderItsNumber) {
   const Station a("soft0"), b("soft1");
   const std::uint32_t number = a.contact->number();
