@@ -36,7 +36,8 @@ PeerFacts look_at_peer(const daemon::Config& config, const daemon::Sighting& nod
     facts.trouble = "accepts connections, but has not said which node it is";
   } else if (config.tls.enabled() && !node.address.unix_socket) {
     const daemon::TlsFiles own = daemon::tls_files(config);
-    const Status met = daemon::try_handshake(own, *connection, name_of(config, node), kPatience);
+    const Status met = daemon::try_handshake(own, daemon::read_contents(own), *connection,
+                                             name_of(config, node), kPatience);
     if (!met) facts.tls_trouble = met.error().message;
   }
   return facts;

@@ -39,7 +39,8 @@ std::string tls_trouble(const Target& target) {
   if (!tls.enabled() || target.address.unix_socket) return "";
   const daemon::TlsFiles own{"tls", tls.cert_path, tls.key_path, tls.ca_path, {}, false};
   std::string text;
-  for (const daemon::TlsFault& fault : daemon::look_at(own, daemon::unix_now()).faults) {
+  const daemon::TlsContents contents = daemon::read_contents(own);
+  for (const daemon::TlsFault& fault : daemon::look_at(own, contents, daemon::unix_now()).faults) {
     if (fault.dead()) return fault.text;
     text += fault.text + "; ";
   }
@@ -49,8 +50,8 @@ std::string tls_trouble(const Target& target) {
   const auto connection = daemon::connect_to(target.address, patience);
   if (!connection) return "";
   const std::string& name = target.channel.tls_name;
-  const Status met =
-      daemon::try_handshake(own, *connection, name.empty() ? target.address.host : name, patience);
+  const Status met = daemon::try_handshake(own, contents, *connection,
+                                           name.empty() ? target.address.host : name, patience);
   if (met || met.error().code != ErrorCode::kPermission) return "";
   return text + "of the daemon: " + met.error().message;
 }

@@ -16,7 +16,7 @@ constexpr auto kFlushTime = std::chrono::seconds(1);
 // -- life -------------------------------------------------------------------------------------
 
 GrpcPeerTransport::Impl::Impl(PeerTransportOptions options, PeerSink& sink, Logger& logger)
-    : options_(std::move(options)), sink_(sink), logger_(logger) {
+    : options_(std::move(options)), sink_(sink), logger_(logger), tls_(options_.tls) {
   for (const PeerConfig& config : options_.peers) {
     place(peers_[config.id], config);
   }
@@ -27,7 +27,7 @@ void GrpcPeerTransport::Impl::place(Peer& peer, const PeerConfig& config) {
   peer.info.node = config.id;
   peer.info.address = config.address.text();
   peer.certificate_trouble.clear();
-  if (options_.node > config.id) peer.stub = make_stub(peer, options_.tls);
+  if (options_.node > config.id) peer.stub = make_stub(peer, tls_.texts());
 }
 
 std::unique_ptr<v1::Peer::Stub> GrpcPeerTransport::Impl::make_stub(Peer& peer,
@@ -45,9 +45,8 @@ std::unique_ptr<v1::Peer::Stub> GrpcPeerTransport::Impl::make_stub(Peer& peer,
 
 void GrpcPeerTransport::Impl::renew_certificate(Peer& peer) {
   if (options_.tls.cert_path.empty() || peer.config.address.unix_socket) return;
-  const auto tls = read_tls(options_.tls.cert_path, options_.tls.key_path, options_.tls.ca_path);
-  // Files that are being replaced: the ones in use serve until the next call.
-  if (tls && tls->cert != peer.certificate) peer.stub = make_stub(peer, *tls);
+  const TlsTexts tls = tls_.texts();
+  if (tls.cert != peer.certificate) peer.stub = make_stub(peer, tls);
 }
 
 void GrpcPeerTransport::Impl::start() {
@@ -197,6 +196,7 @@ void GrpcPeerTransport::Impl::set_peers(const std::vector<PeerConfig>& peers) {
   if (state_ == State::kStopping || state_ == State::kStopped) return;
   for (auto& [node, peer] : peers_) peer.leaves = true;
   bool fresh = false;
+  tls_.renew();
   for (const PeerConfig& config : peers) {
     if (config.id == options_.node) continue;
     const auto [at, added] = peers_.try_emplace(config.id);

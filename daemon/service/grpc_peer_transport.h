@@ -28,7 +28,8 @@ struct PeerTransportOptions {
   NodeId node = 0;
   std::vector<PeerConfig> peers;
   bool discovers = false;  ///< set_peers will come
-  /// Unix sockets never use TLS. When it names its files, they are read again before every call.
+  /// Unix sockets never use TLS. When it names its files, they are read again in the pause before
+  /// a call.
   TlsTexts tls;
   std::size_t queue_bytes_max = 64 << 20;  ///< per peer, not yet taken by the network
   /// Per peer, received and not yet taken by the sink: at either, nothing more is read from it, and

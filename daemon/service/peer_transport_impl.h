@@ -17,6 +17,7 @@
 #include <thread>
 #include <vector>
 
+#include "daemon/rpc/tls_reader.h"
 #include "daemon/service/grpc_peer_transport.h"
 #include "daemon/service/peer_stream.h"
 
@@ -108,7 +109,7 @@ class GrpcPeerTransport::Impl final : public PeerStreamOwner {
   void place(Peer& peer, const PeerConfig& config);
 
   // With mutex_ held:
-  /// Before a call: the certificate's files may have changed.
+  /// Before a call: the certificate's files may have been read anew.
   void renew_certificate(Peer& peer);
   void call(Peer& peer);
   void enqueue(PeerStream& stream, v1::PeerMessage message);
@@ -150,6 +151,7 @@ class GrpcPeerTransport::Impl final : public PeerStreamOwner {
   PeerSink& sink_;
   Logger& logger_;
   Service service_{*this};
+  TlsReader tls_;
 
   mutable std::mutex mutex_;
   std::condition_variable changed_;  ///< streams_, queues, timers, state

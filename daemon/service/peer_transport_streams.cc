@@ -195,6 +195,7 @@ void GrpcPeerTransport::Impl::end(PeerStream& stream, grpc::StatusCode code,
 
 void GrpcPeerTransport::Impl::schedule_call(Peer& peer) {
   if (state_ != State::kRunning) return;
+  tls_.renew();  // during the pause
   peer.backoff = std::clamp(peer.backoff * 2, options_.backoff_min, options_.backoff_max);
   // Half of it is chance, so that the daemons of a cluster do not call in step.
   std::uniform_real_distribution<double> jitter(0.5, 1.0);

@@ -17,33 +17,14 @@ namespace {
 
 using Kind = TlsFault::Kind;
 
-/// A PEM file's text; the fault is noted.
-std::optional<std::string> read(const TlsFiles& files, const char* key, const std::string& path,
-                                TlsReport& report) {
+TlsContents::File read(const std::string& path) {
+  TlsContents::File read;
+  errno = 0;
   std::ifstream file(path, std::ios::binary);
-  std::string text;
-  if (file) text.assign(std::istreambuf_iterator<char>(file), {});
-  if (!file || file.bad()) {
-    report.faults.push_back(
-        {Kind::kFile, fmt::format("{}.{} {} cannot be read: {}; name a file that the daemon's user "
-                                  "may read",
-                                  files.section, key, path, errno_text(errno))});
-    return {};
-  }
-  return text;
+  if (file) read.text.assign(std::istreambuf_iterator<char>(file), {});
+  if (!file || file.bad()) read.error = errno != 0 ? errno : EIO;
+  return read;
 }
-
-/// All certificates of a PEM text, the owner's first.
-std::vector<OwnedX509> certificates_of(const std::string& pem) {
-  std::vector<OwnedX509> all;
-  const OwnedBio in(BIO_new_mem_buf(pem.data(), static_cast<int>(pem.size())));
-  while (X509* one = PEM_read_bio_X509(in.get(), nullptr, nullptr, nullptr)) all.emplace_back(one);
-  ERR_clear_error();
-  return all;
-}
-
-/// A daemon asks nobody for a passphrase.
-int no_passphrase(char*, int, int, void*) { return -1; }
 
 std::int64_t unix_of(const ASN1_TIME* time) {
   std::tm parts{};
@@ -212,23 +193,31 @@ std::string fault_of(X509& certificate, const std::string& whose, const std::str
   return fault.empty() ? name_fault(certificate, whose, name) : fault;
 }
 
-TlsReport look_at(const TlsFiles& files, std::int64_t now) {
+TlsContents read_contents(const TlsFiles& files) {
+  return {read(files.cert), read(files.key), read(files.ca)};
+}
+
+TlsReport look_at(const TlsFiles& files, const TlsContents& contents, std::int64_t now) {
   TlsReport report;
-  const auto cert = read(files, "cert", files.cert, report);
-  const auto key = read(files, "key", files.key, report);
-  const auto ca = read(files, "ca", files.ca, report);
+  const auto text_of = [&](const char* which, const std::string& path,
+                           const TlsContents::File& file) {
+    if (file.error == 0) return &file.text;
+    report.faults.push_back(
+        {Kind::kFile, fmt::format("{}.{} {} cannot be read: {}; name a file that the daemon's user "
+                                  "may read",
+                                  files.section, which, path, errno_text(file.error))});
+    return static_cast<const std::string*>(nullptr);
+  };
+  const std::string* const cert = text_of("cert", files.cert, contents.cert);
+  const std::string* const key = text_of("key", files.key, contents.key);
+  const std::string* const ca = text_of("ca", files.ca, contents.ca);
   const auto no_pem = [&](const char* which, const std::string& path, const char* what) {
     report.faults.push_back({Kind::kFile, fmt::format("{}.{} {} holds no {} in PEM form",
                                                       files.section, which, path, what)});
   };
   const auto own = cert ? certificates_of(*cert) : std::vector<OwnedX509>();
   const auto trusted = ca ? certificates_of(*ca) : std::vector<OwnedX509>();
-  OwnedKey secret;
-  if (key) {
-    const OwnedBio in(BIO_new_mem_buf(key->data(), static_cast<int>(key->size())));
-    secret.reset(PEM_read_bio_PrivateKey(in.get(), nullptr, no_passphrase, nullptr));
-    ERR_clear_error();
-  }
+  const OwnedKey secret = key ? key_of(*key) : OwnedKey();
   if (cert && own.empty()) no_pem("cert", files.cert, "certificate");
   if (key && !secret) no_pem("key", files.key, "private key without a passphrase");
   if (ca && trusted.empty()) no_pem("ca", files.ca, "certificate");

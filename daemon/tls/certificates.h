@@ -43,8 +43,23 @@ struct TlsReport {
   std::vector<std::string> names;       ///< that the certificate is made out to
 };
 
-/// Looks at the files as they are now. `now`: Unix seconds.
-TlsReport look_at(const TlsFiles& files, std::int64_t now);
+/// The files' texts at one time.
+struct TlsContents {
+  struct File {
+    std::string text;
+    int error = 0;  ///< errno where it could not be read
+  };
+  File cert, key, ca;
+};
+/// Blocks as long as the files' mount does.
+TlsContents read_contents(const TlsFiles& files);
+
+/// The faults of `contents`, read from `files`. Does not block. `now`: Unix seconds.
+TlsReport look_at(const TlsFiles& files, const TlsContents& contents, std::int64_t now);
+/// Reads the files for that.
+inline TlsReport look_at(const TlsFiles& files, std::int64_t now) {
+  return look_at(files, read_contents(files), now);
+}
 
 /// What keeps the owner of `certificate` from speaking as `name`: its dates, and its names. `whose`
 /// begins the sentence: "its certificate". Empty: nothing.

@@ -71,17 +71,24 @@ int note_peer_chain(int good, X509_STORE_CTX* context) {
   return 1;
 }
 
-Result<OwnedContext> make_context(const TlsFiles& own) {
+Result<OwnedContext> make_context(const TlsContents& contents) {
   OwnedContext context(SSL_CTX_new(TLS_client_method()));
   SSL_CTX_set_verify(context.get(), SSL_VERIFY_PEER, note_peer_chain);
   X509_VERIFY_PARAM_set_flags(SSL_CTX_get0_param(context.get()), X509_V_FLAG_PARTIAL_CHAIN);
   static constexpr unsigned char kHttp2[] = {2, 'h', '2'};
   SSL_CTX_set_alpn_protos(context.get(), kHttp2, sizeof kHttp2);
-  if (SSL_CTX_use_certificate_chain_file(context.get(), own.cert.c_str()) != 1 ||
-      SSL_CTX_use_PrivateKey_file(context.get(), own.key.c_str(), SSL_FILETYPE_PEM) != 1 ||
-      SSL_CTX_load_verify_locations(context.get(), own.ca.c_str(), nullptr) != 1) {
+  const auto certificates = certificates_of(contents.cert.text);
+  const OwnedKey key = key_of(contents.key.text);
+  const auto trusted = certificates_of(contents.ca.text);
+  bool good = !certificates.empty() && key && !trusted.empty() &&
+              SSL_CTX_use_certificate(context.get(), certificates.front().get()) == 1 &&
+              SSL_CTX_use_PrivateKey(context.get(), key.get()) == 1;
+  for (std::size_t i = 1; good && i < certificates.size(); ++i)
+    good = SSL_CTX_add1_chain_cert(context.get(), certificates[i].get()) == 1;
+  for (const OwnedX509& one : trusted)
+    good = good && X509_STORE_add_cert(SSL_CTX_get_cert_store(context.get()), one.get()) == 1;
+  if (!good)
     return fail(ErrorCode::kInvalidArgument, "this node's own TLS files: {}", openssl_error());
-  }
   return context;
 }
 
@@ -167,9 +174,9 @@ Result<UniqueFd> connect_to(const Address& address, milliseconds patience) {
   return last;
 }
 
-Status try_handshake(const TlsFiles& own, const UniqueFd& connected, const std::string& name,
-                     milliseconds patience) {
-  MK_ASSIGN_OR_RETURN(const OwnedContext context, make_context(own));
+Status try_handshake(const TlsFiles& own, const TlsContents& contents, const UniqueFd& connected,
+                     const std::string& name, milliseconds patience) {
+  MK_ASSIGN_OR_RETURN(const OwnedContext context, make_context(contents));
   const int fd = connected.get();
   const auto deadline = Clock::now() + patience;
   PeerChain chain;

@@ -10,6 +10,7 @@
 
 #include <memory>
 #include <string>
+#include <vector>
 
 namespace mk::daemon {
 
@@ -34,6 +35,24 @@ inline std::string openssl_error() {
   ERR_clear_error();
   const char* const reason = code != 0 ? ERR_reason_error_string(code) : nullptr;
   return reason != nullptr ? reason : "no reason given";
+}
+
+/// All certificates of a PEM text, the owner's first.
+inline std::vector<OwnedX509> certificates_of(const std::string& pem) {
+  std::vector<OwnedX509> all;
+  const OwnedBio in(BIO_new_mem_buf(pem.data(), static_cast<int>(pem.size())));
+  while (X509* one = PEM_read_bio_X509(in.get(), nullptr, nullptr, nullptr)) all.emplace_back(one);
+  ERR_clear_error();
+  return all;
+}
+
+/// Null where the text holds none, or one with a passphrase: a daemon asks nobody for that.
+inline OwnedKey key_of(const std::string& pem) {
+  const OwnedBio in(BIO_new_mem_buf(pem.data(), static_cast<int>(pem.size())));
+  OwnedKey key(PEM_read_bio_PrivateKey(
+      in.get(), nullptr, [](char*, int, int, void*) { return -1; }, nullptr));
+  ERR_clear_error();
+  return key;
 }
 
 /// "CN = node7, O = us"

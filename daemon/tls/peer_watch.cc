@@ -35,7 +35,8 @@ CertificateWatch::CertificateWatch(TlsFiles own, Callbacks callbacks,
   state_->own = std::move(own);
   state_->callbacks = std::move(callbacks);
   state_->interval = interval;
-  // Not joined: the system's resolver may keep it for half a minute. It owns what it uses.
+  // Not joined: the system's resolver may keep it for half a minute, and a mount that hangs for
+  // ever. It owns what it uses.
   std::thread([state = state_] { run(state); }).detach();
 }
 
@@ -53,7 +54,12 @@ void CertificateWatch::run(const std::shared_ptr<State>& state) {
   ::pthread_setname_np(::pthread_self(), "mk-certificates");
   std::unique_lock lock(state->mutex);
   while (!state->stopping) {
-    state->callbacks.own(look_at(state->own, unix_now()));
+    // The files' mount may hang, and `stop` must not.
+    lock.unlock();
+    const TlsContents contents = read_contents(state->own);
+    lock.lock();
+    if (state->stopping) return;
+    state->callbacks.own(look_at(state->own, contents, unix_now()));
     const std::vector<Target> targets = state->callbacks.targets();
     if (!targets.empty()) {
       const Target& target = targets[state->turn++ % targets.size()];
@@ -65,7 +71,8 @@ void CertificateWatch::run(const std::shared_ptr<State>& state) {
       if (connection) {
         state->shaking_hands = connection->get();
         lock.unlock();
-        const Status seen = try_handshake(state->own, *connection, target.name, kPatience);
+        const Status seen =
+            try_handshake(state->own, contents, *connection, target.name, kPatience);
         lock.lock();
         state->shaking_hands = -1;
         state->changed.notify_all();

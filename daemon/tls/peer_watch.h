@@ -33,7 +33,7 @@ class CertificateWatch {
   CertificateWatch(TlsFiles own, Callbacks callbacks,
                    std::chrono::milliseconds interval = std::chrono::seconds(2));
   ~CertificateWatch() { stop(); }
-  /// Returns within a moment, even while a name is being looked up.
+  /// Returns within a moment, even while a name is being looked up or a file's mount hangs.
   void stop();
 
  private:

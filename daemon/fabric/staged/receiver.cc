@@ -12,9 +12,11 @@ Receiver::Receiver(GpuCopier& copier, std::shared_ptr<RegionTable> regions,
       regions_(std::move(regions)),
       flags_(std::move(flags)),
       flush_(std::move(flush)),
-      ring_(kDepth) {
-  to_flush_.reserve(kRegionsMax);
-  flushing_.reserve(kRegionsMax);
+      copies_(kDepth) {
+  for (std::uint32_t i = 0; i + 1 < kDepth; ++i) copies_[i].next = i + 1;
+  // Those that were deregistered may be there for a while beside new ones.
+  for (auto* const list : {&to_flush_, &showing_}) list->reserve(std::size_t{2} * kRegionsMax);
+  flushing_.reserve(std::size_t{2} * kRegionsMax);
 }
 
 void Receiver::arrived(std::uint32_t immediate, PeerNumber peer) {
@@ -43,11 +45,10 @@ void Receiver::begin(const std::shared_ptr<Region>& region, std::uint32_t flag_i
   const bool valid = record.flag_index == flag_index && record.bytes != 0 &&
                      record.offset <= region->bytes &&
                      record.bytes <= region->bytes - record.offset;
-  if (valid && region->direct != nullptr && region->hold()) {
+  if (valid && region->direct != nullptr && !region->unreachable && region->hold()) {
     // What was waiting for a flush until now is in the list.
     if (region->arrived++ == region->flushed && !region->flushing) to_flush_.push_back(region);
-    ring_[begun_++ % ring_.size()] = {region, record, {}, peer, region->arrived};
-    return;
+    return add({region, record, {}, peer, region->arrived});
   }
   const GpuTicket ticket = valid && region->direct == nullptr
                                ? region->to_gpu(copier_, record.offset, record.bytes)
@@ -56,18 +57,52 @@ void Receiver::begin(const std::shared_ptr<Region>& region, std::uint32_t flag_i
     ++lost_;
     return;
   }
-  ring_[begun_++ % ring_.size()] = {region, record, ticket, peer, 0};
+  add({region, record, ticket, peer, 0});
+}
+
+void Receiver::add(Copy copy) {
+  const std::uint32_t place = free_;
+  free_ = std::exchange(copies_[place].next, Region::kNone);
+  ++waiting_;
+  Region& region = *copy.region;
+  copies_[place] = std::move(copy);
+  if (region.first_waiting == Region::kNone) {
+    region.first_waiting = place;
+    showing_.push_back(copies_[place].region);
+  } else {
+    copies_[region.last_waiting].next = place;
+  }
+  region.last_waiting = place;
+}
+
+void Receiver::drop_first(Region& region) {
+  const std::uint32_t place = region.first_waiting;
+  Copy& copy = copies_[place];
+  region.first_waiting = copy.next;
+  region.end_copy();
+  copy.region.reset();
+  copy.next = std::exchange(free_, place);
+  --waiting_;
 }
 
 void Receiver::flush() {
   std::size_t kept = 0;
+  bool go_on = !flushing_alone_;
   for (std::shared_ptr<Region>& region : to_flush_) {
-    if (flush_(*region->direct, flushes_ + 1)) {
+    const bool alone = region->failures > 0;
+    // The flushes under way end first: no later one keeps this one waiting.
+    if (alone && !flushing_.empty()) go_on = false;
+    if (go_on && flush_(*region->direct, flushes_ + 1)) {
       region->covered = region->arrived;
       region->flushing = true;
       flushing_.push_back({++flushes_, std::move(region)});
+      flushing_alone_ = alone;
+      go_on = !alone;
+    } else if (go_on && alone && !region->registered()) {
+      region->unreachable = true;
+      region.reset();
     } else {
-      to_flush_[kept++] = std::move(region);
+      std::swap(to_flush_[kept++], region);
     }
   }
   to_flush_.resize(kept);
@@ -80,9 +115,16 @@ void Receiver::flushed(std::uint64_t cookie, ErrorCode code) {
   const std::shared_ptr<Region> region = std::move(found->region);
   flushing_.erase(found);
   region->flushing = false;
+  const bool alone = std::exchange(flushing_alone_, false);
   // What a flush that failed stood for waits for the next, if there can be one.
-  if (code == ErrorCode::kOk) region->flushed = region->covered;
-  region->unreachable = code == ErrorCode::kNotFound;
+  if (code == ErrorCode::kOk) {
+    region->flushed = region->covered;
+    region->failures = 0;
+  } else if (region->failures == 0 || alone) {
+    ++region->failures;
+  }
+  region->unreachable = code == ErrorCode::kNotFound || region->failures > kFlushesMax ||
+                        (region->failures > 0 && !region->registered());
   if (region->unreachable) return;
   if (region->flushed != region->arrived) to_flush_.push_back(region);
 }
@@ -93,34 +135,47 @@ GpuCopier::State Receiver::state(const Copy& copy, std::uint64_t now_ns) {
   return copy.region->unreachable ? GpuCopier::State::kFailed : GpuCopier::State::kUnderWay;
 }
 
-std::size_t Receiver::report(std::uint64_t now_ns, std::span<Event> events) {
-  std::size_t count = 0;
-  while (shown_ < begun_) {
-    Copy& copy = ring_[shown_ % ring_.size()];
+bool Receiver::report_of(Region& region, std::uint64_t now_ns, std::span<Event> events,
+                         std::size_t& count) {
+  while (region.first_waiting != Region::kNone) {
+    const Copy& copy = copies_[region.first_waiting];
     const GpuCopier::State now = state(copy, now_ns);
-    if (now == GpuCopier::State::kUnderWay) break;
+    if (now == GpuCopier::State::kUnderWay) return true;
     if (now == GpuCopier::State::kFailed) {
       ++lost_;
     } else if (flags_ != nullptr) {
       if (!flags_->store(copy.record.flags, copy.record.flag_index, copy.record.epoch)) ++lost_;
     } else {
-      if (count == events.size()) break;
+      if (count == events.size()) return false;
       events[count++] = {Event::Kind::kArrival, 0,        0, copy.record.immediate,
                          ErrorCode::kOk,        copy.peer};
     }
-    copy.region->end_copy();
-    copy.region.reset();
-    ++shown_;
+    drop_first(region);
   }
+  return true;
+}
+
+std::size_t Receiver::report(std::uint64_t now_ns, std::span<Event> events) {
+  std::size_t count = 0;
+  bool room = true;
+  std::size_t seen = 0;
+  for (; seen < showing_.size() && room; ++seen) {
+    room = report_of(*showing_[seen], now_ns, events, count);
+  }
+  // The next call begins with those that this one has not come to.
+  std::rotate(showing_.begin(), showing_.begin() + static_cast<std::ptrdiff_t>(seen),
+              showing_.end());
+  std::erase_if(showing_, [](const std::shared_ptr<Region>& region) {
+    return region->first_waiting == Region::kNone;
+  });
   return count;
 }
 
 void Receiver::drop_copies() {
-  for (; shown_ < begun_; ++shown_) {
-    Copy& copy = ring_[shown_ % ring_.size()];
-    copy.region->end_copy();
-    copy.region.reset();
+  for (const std::shared_ptr<Region>& region : showing_) {
+    while (region->first_waiting != Region::kNone) drop_first(*region);
   }
+  showing_.clear();
 }
 
 }  // namespace mk::fabric::staged

@@ -46,6 +46,10 @@ struct Region {
   void end_copy() { copies.fetch_sub(1, std::memory_order_release); }
   /// The same for what the NIC itself has written and is still to be flushed: it stays registered.
   bool hold();
+  bool registered() {
+    const std::shared_lock held(lock);
+    return alive;
+  }
 
   // -- proxy thread --
   struct Halves {
@@ -58,7 +62,11 @@ struct Region {
   // many the GPU sees.
   std::uint64_t arrived = 0, covered = 0, flushed = 0;
   bool flushing = false;
-  bool unreachable = false;  ///< direct, and the NIC has lost it: nothing is flushed any more
+  std::uint32_t failures = 0;  ///< flushes that failed in a row
+  bool unreachable = false;    ///< direct, and the NIC has lost it: nothing is flushed any more
+  /// What has arrived and is not shown: the first and the last place in the receiver's list.
+  static constexpr std::uint32_t kNone = ~std::uint32_t{0};
+  std::uint32_t first_waiting = kNone, last_waiting = kNone;
 
   std::shared_mutex lock;
   bool alive = true;

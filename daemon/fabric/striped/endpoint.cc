@@ -47,7 +47,11 @@ struct StripedLink : LinkBase {
 class StripedEndpoint final : public Endpoint {
  public:
   explicit StripedEndpoint(std::vector<std::unique_ptr<Endpoint>> stripes)
-      : stripes_(std::move(stripes)), own_ids_(stripes_.size()) {}
+      : stripes_(std::move(stripes)), own_ids_(stripes_.size()) {
+    for (auto& ids : own_ids_) {
+      for (auto& id : ids) id.store(kNoLink, std::memory_order_relaxed);
+    }
+  }
   Status open();
 
   const Capabilities& capabilities() const override { return capabilities_; }
@@ -91,7 +95,9 @@ class StripedEndpoint final : public Endpoint {
   const std::vector<std::unique_ptr<Endpoint>> stripes_;
   Capabilities capabilities_;
   LinkTable<StripedLink> links_;
-  /// By stripe and its link's number: ours. Written before the proxy can see any event of it.
+  static constexpr LinkId kNoLink = std::numeric_limits<LinkId>::max();
+  /// By stripe and its link's number: ours. The proxy may see that a stripe's link is down before
+  /// ours exists: `connect_peer` looks for that.
   std::vector<std::array<std::atomic<LinkId>, kLinksMax>> own_ids_;
   struct Flushing {
     std::uint64_t number = 0;  ///< what the stripes know it by
@@ -178,7 +184,12 @@ Result<LinkId> StripedEndpoint::connect_peer(PeerNumber peer, std::span<const st
   for (std::uint32_t i = 0; i < count(); ++i)
     own_ids_[i][link_slot(ids[i])].store((*added)->id, std::memory_order_release);
   links_.publish(**added);
-  return (*added)->id;
+  const LinkId id = (*added)->id;
+  if (const std::string reason = link_reason(id); !reason.empty()) {
+    disconnect(id);
+    return fail(ErrorCode::kUnavailable, "{}", reason);
+  }
+  return id;
 }
 
 void StripedEndpoint::disconnect(LinkId id) {

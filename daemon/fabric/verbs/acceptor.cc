@@ -16,6 +16,8 @@ namespace {
 constexpr std::uint32_t kReceivesMax = 4096;
 /// Connections of all peers at most: of every other node, and as many that end.
 constexpr std::size_t kAcceptedMax = 2 * shm::kNodesMax;
+/// Connections of one peer: past it, its oldest is let go. As many more may be ending.
+constexpr std::size_t kAcceptedOfPeerMax = 64;
 constexpr std::size_t kReceiveChain = 64;
 
 }  // namespace
@@ -83,9 +85,7 @@ Result<AcceptBody> Acceptor::accept(PeerNumber peer, std::uint64_t number, const
                 "fabric.verbs.arrival is \"{}\" there and \"{}\" here: it must be the same",
                 unordered_ ? "flag" : "immediate", unordered_ ? "immediate" : "flag");
   }
-  if (accepted_.size() + leaving_.size() >= kAcceptedMax) {
-    return fail(ErrorCode::kLimitExceeded, "it has {} connections already", kAcceptedMax);
-  }
+  MK_RETURN_IF_ERROR(make_room(peer));
   auto made = std::make_unique<Accepted>(*senders_);
   made->from = {peer, body.from};
   made->number = number;
@@ -116,6 +116,25 @@ Result<AcceptBody> Acceptor::accept(PeerNumber peer, std::uint64_t number, const
   }
   accepted_.push_back(std::move(made));
   return accepted_.back()->answer;
+}
+
+Status Acceptor::make_room(PeerNumber peer) {
+  if (peer != kAnyPeer) {
+    const auto of_peer = [peer](const auto& one) { return one->from.peer == peer; };
+    const auto has = std::ranges::count_if(accepted_, of_peer);
+    if (static_cast<std::size_t>(has) >= kAcceptedOfPeerMax) {
+      // The first: they are in the order in which they came.
+      const std::uint64_t oldest = (*std::ranges::find_if(accepted_, of_peer))->serial;
+      let_go([oldest](const Accepted& one) { return one.serial == oldest; });
+    }
+    const auto leave = std::ranges::count_if(leaving_, of_peer, &Leaving::connection);
+    if (static_cast<std::size_t>(leave) > kAcceptedOfPeerMax) {
+      return fail(ErrorCode::kLimitExceeded, "{} connections of this node are still ending there",
+                  leave);
+    }
+  }
+  if (accepted_.size() + leaving_.size() < kAcceptedMax) return {};
+  return fail(ErrorCode::kLimitExceeded, "it has {} connections already", kAcceptedMax);
 }
 
 template <class Which>

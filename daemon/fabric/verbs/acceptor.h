@@ -65,6 +65,8 @@ class Acceptor {
       : device_(std::move(device)), unordered_(unordered) {}
   Status create();
   Status post_receives(std::uint32_t count);
+  /// For one more connection of `peer`, and at no other peer's cost.
+  Status make_room(PeerNumber peer);
   /// Lets go of those connections. What has come over them was acknowledged, and a queue pair that
   /// is destroyed takes its completions with it.
   template <class Which>

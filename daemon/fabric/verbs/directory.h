@@ -26,8 +26,10 @@ struct Remote {
 /// Any thread.
 class Directory {
  public:
-  /// Endpoints: two on every rail of every node.
-  static constexpr std::size_t kPeersMax = std::size_t{2} * shm::kLocalRanksMax * shm::kNodesMax;
+  /// Endpoints of one peer.
+  static constexpr std::size_t kOfPeerMax = 64;
+  /// Of all that nobody is known to speak for: two on every rail of every node.
+  static constexpr std::size_t kUnnamedMax = std::size_t{2} * shm::kLocalRanksMax * shm::kNodesMax;
 
   /// Keeps the newest that is known of each endpoint. Whether it was news.
   bool learn(const Remote& remote) {
@@ -35,14 +37,12 @@ class Directory {
     const std::lock_guard lock(mutex_);
     const auto found = newest_.find({remote.peer, address.endpoint});
     if (found != newest_.end()) {
-      if (found->second.version >= address.version) return false;
-      found->second = address;
+      if (found->second.address.version >= address.version) return false;
+      found->second.address = address;
       return true;
     }
-    // Endpoints of daemons that have ended are never forgotten otherwise; who is dropped tells
-    // again with its next connection.
-    if (newest_.size() == kPeersMax) newest_.erase(newest_.begin());
-    newest_.emplace(std::pair(remote.peer, address.endpoint), address);
+    forget_oldest(remote.peer);
+    newest_.emplace(std::pair(remote.peer, address.endpoint), Known{address, ++learned_});
     return true;
   }
   /// The newest address of `known`'s endpoint.
@@ -50,18 +50,37 @@ class Directory {
     const Address& known = remote.address;
     const std::lock_guard lock(mutex_);
     const auto found = newest_.find({remote.peer, known.endpoint});
-    return found != newest_.end() && found->second.version > known.version ? found->second : known;
+    return found != newest_.end() && found->second.address.version > known.version
+               ? found->second.address
+               : known;
   }
   std::vector<Remote> all() const {
     const std::lock_guard lock(mutex_);
     std::vector<Remote> all;
-    for (const auto& [whose, address] : newest_) all.push_back({whose.first, address});
+    for (const auto& [whose, known] : newest_) all.push_back({whose.first, known.address});
     return all;
   }
 
  private:
+  struct Known {
+    Address address;
+    std::uint64_t number = 0;  ///< grows with each endpoint that is new
+  };
+  /// Endpoints of daemons that have ended are never forgotten otherwise. An endpoint that is
+  /// dropped tells again with its next connection. No peer pushes another's out.
+  void forget_oldest(PeerNumber peer) {
+    auto oldest = newest_.end();
+    std::size_t count = 0;
+    for (auto one = newest_.lower_bound({peer, Token{}});
+         one != newest_.end() && one->first.first == peer; ++one, ++count) {
+      if (oldest == newest_.end() || one->second.number < oldest->second.number) oldest = one;
+    }
+    if (count >= (peer == kAnyPeer ? kUnnamedMax : kOfPeerMax)) newest_.erase(oldest);
+  }
+
   mutable std::mutex mutex_;
-  std::map<std::pair<PeerNumber, Token>, Address> newest_;
+  std::map<std::pair<PeerNumber, Token>, Known> newest_;
+  std::uint64_t learned_ = 0;
 };
 
 }  // namespace mk::fabric::verbs

@@ -37,14 +37,18 @@ struct DirectControl {
     std::vector<std::byte> seen;  ///< what had been written when it began
   };
   std::deque<Flush> under_way;
+  std::shared_ptr<Shadow> dead;  ///< of a GPU that is gone: its flushes fail
+  int dead_flushes = 0;
   std::deque<std::pair<const Endpoint*, Event>> ended;
 
   void end_flushes(ErrorCode code = ErrorCode::kOk) {
     for (; !under_way.empty(); under_way.pop_front()) {
       Flush& flush = under_way.front();
-      if (code == ErrorCode::kOk && shadowed)
+      const bool fails = flush.shadow == dead;
+      dead_flushes += fails ? 1 : 0;
+      flush.event.code = fails ? ErrorCode::kLinkDown : code;
+      if (flush.event.code == ErrorCode::kOk && shadowed)
         std::memcpy(flush.shadow->gpu, flush.seen.data(), flush.seen.size());
-      flush.event.code = code;
       ended.emplace_back(flush.nic, flush.event);
     }
   }

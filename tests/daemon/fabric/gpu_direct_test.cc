@@ -76,6 +76,48 @@ TEST_F(DirectTest, AFlushThatFailsOrIsNotTakenIsTriedAgain) {
   EXPECT_TRUE(pair.arrived(5000));
 }
 
+// The GPU of one buffer is dead. Arrivals in another go on.
+TEST_F(DirectTest, ABufferWhoseFlushesFailHoldsUpNoOther) {
+  for (const bool deregistered : {false, true}) {
+    control_->hold_flushes = true;
+    control_->flushes = control_->dead_flushes = 0;
+    Pair pair(setup());
+    const Memory other = pair.b.memory(8192);
+    const auto remote = import(pair.a, pair.link, other);
+    const auto arrives_in_other = [&](std::uint32_t flag) {
+      const Write write = make_write(pair.link, flag, 1, flag, pair.source, 0, *remote, 0, 100);
+      return pair.post(write) && pump_until(pair, [&] { return pair.b.flag(flag) == 1; }) &&
+             std::memcmp(other.data(), pair.source.data(), 100) == 0;
+    };
+    ASSERT_TRUE(pair.post(pair.write(3, 1, 1, 5000)));
+    ASSERT_TRUE(pump_until(pair, [&] { return control_->flushes == 1; }));
+    control_->dead = control_->under_way.front().shadow;
+    if (deregistered) {
+      std::thread control([&] { pair.target.region.reset(); });
+      std::this_thread::sleep_for(std::chrono::milliseconds{20});
+      control_->hold_flushes = false;
+      EXPECT_TRUE(arrives_in_other(4));
+      control.join();
+      EXPECT_EQ(control_->dead_flushes, 1) << "nobody is left for whom to try again";
+    } else {
+      control_->hold_flushes = false;
+      EXPECT_TRUE(arrives_in_other(4));
+      EXPECT_TRUE(pump_until(pair, [&] { return control_->dead_flushes == 5; }));
+    }
+    for (std::uint32_t flag = 5; flag < 9; ++flag) EXPECT_TRUE(arrives_in_other(flag));
+    // Given up: what comes is lost, and holds up nobody either.
+    if (!deregistered) {
+      EXPECT_TRUE(pair.post(pair.write(9, 1, 99, 100)));
+    }
+    EXPECT_TRUE(arrives_in_other(10));
+    poll(pair);
+    EXPECT_EQ(control_->dead_flushes, deregistered ? 1 : 5);
+    EXPECT_EQ(pair.b.flag(3), 0u);
+    EXPECT_EQ(pair.b.flag(9), 0u);
+    control_->dead.reset();
+  }
+}
+
 TEST_F(DirectTest, WhereNoDmabufWorksTheModuleDoesAndElseItIsStaged) {
   const auto expect_works = [&](const std::string& path, const std::string& why) {
     Pair pair(setup());

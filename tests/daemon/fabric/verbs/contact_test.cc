@@ -3,9 +3,12 @@
 #include "daemon/fabric/verbs/contact.h"
 
 #include <algorithm>
+#include <cstring>
 #include <memory>
 #include <thread>
 
+#include "daemon/fabric/verbs/acceptor.h"
+#include "daemon/fabric/verbs/directory.h"
 #include "tests/daemon/fabric/verbs/trouble.h"
 
 namespace mk::fabric {
@@ -263,6 +266,67 @@ TEST_F(VerbsContact, EndedConnectionsAreClosedOnceTheProxyHasLooked) {
                      return soft_nic::live_objects() <= few + 4;
                    }))
       << soft_nic::live_objects() << " objects, " << few << " with one link";
+}
+
+class VerbsConnections : public VerbsTrouble, public testing::WithParamInterface<bool> {};
+
+Token token(std::uint64_t number) {
+  Token made{};
+  std::memcpy(made.data(), &number, sizeof number);
+  return made;
+}
+
+// One peer connects again and again, and never gives a connection up.
+TEST_P(VerbsConnections, OfOnePeerAreNoOtherPeersLoss) {
+  const bool unordered = GetParam();
+  const auto device = *Device::open(on("soft0").config, 0);
+  const auto acceptor = *verbs::Acceptor::open(device, unordered);
+  const auto connect = [&](PeerNumber peer, std::uint64_t number, const Token& endpoint) {
+    verbs::ConnectBody body;
+    body.from = device->address();
+    body.from.endpoint = endpoint;
+    body.from.unordered = unordered ? 1 : 0;
+    body.queues = 1;
+    body.ends[0].number = 1;
+    return acceptor->accept(peer, number, body, device->address());
+  };
+  const auto first = connect(1, 1, token(1));
+  ASSERT_TRUE(first) << first.error().message;
+  for (std::uint64_t i = 0; i < 3 * shm::kNodesMax; ++i) {
+    const auto flood = connect(2, i, token(i % 5));
+    // With immediates those let go of stay until the proxy has looked, which it does not here.
+    ASSERT_TRUE(flood || unordered) << i << ": " << flood.error().message;
+  }
+  const auto other = connect(3, 1, token(3));
+  EXPECT_TRUE(other) << other.error().message;
+  const auto again = connect(1, 1, token(1));
+  ASSERT_TRUE(again) << again.error().message;
+  EXPECT_EQ(again->ends[0].number, first->ends[0].number) << "the same connection";
+  // The proxy looks: the peer may go on.
+  std::array<Event, 4> events;
+  for (int i = 0; i < 4; ++i) EXPECT_EQ(acceptor->arrivals(events), 0u);
+  EXPECT_TRUE(acceptor->bury());
+  EXPECT_TRUE(connect(2, 1u << 20, token(2)));
+}
+INSTANTIATE_TEST_SUITE_P(Ways, VerbsConnections, testing::Bool(),
+                         [](const auto& way) { return way.param ? "immediate" : "flag"; });
+
+TEST(VerbsDirectory, ForgetsAPeersOldestEndpointAndNoOtherPeers) {
+  verbs::Directory directory;
+  const auto remote = [](PeerNumber peer, std::uint64_t endpoint, std::uint32_t version) {
+    return verbs::Remote{peer, {.endpoint = token(endpoint), .version = version}};
+  };
+  const auto version = [&](PeerNumber peer, std::uint64_t endpoint) {
+    return directory.newest(remote(peer, endpoint, 0)).version;
+  };
+  EXPECT_TRUE(directory.learn(remote(1, 7, 5)));
+  EXPECT_TRUE(directory.learn(remote(2, 9, 5)));
+  for (std::uint64_t i = 0; i < 40'000; ++i) directory.learn(remote(2, 100 + i, 1));
+  EXPECT_EQ(version(1, 7), 5u);
+  EXPECT_EQ(version(2, 9), 0u) << "the oldest of its own peer";
+  EXPECT_EQ(version(2, 100 + 39'999), 1u);
+  EXPECT_FALSE(directory.learn(remote(1, 7, 5)));
+  EXPECT_TRUE(directory.learn(remote(1, 7, 6)));
 }
 
 TEST_F(VerbsContact, APortThatIsDownIsNamedWithoutAskingAnybody) {
