@@ -294,6 +294,7 @@ Result<std::uint16_t> ControlPlane::Impl::register_device_buffer_for(
                   "a fabric that does (loopback, ofi, verbs)",
                   session.describe(), endpoint.capabilities().name);
     }
+    MK_RETURN_IF_ERROR(check_gpu_buffers(session, message.name));
     // What is registered keeps the memory; the file is closed with the end of this call.
     const Status image =
         check_session_memory(session, message.bytes,

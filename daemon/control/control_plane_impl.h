@@ -185,6 +185,9 @@ class ControlPlane::Impl {
   /// Whether a user may have `count` more descriptors.
   Status check_descriptors(std::uint32_t uid, std::uint64_t count, const std::string& what) const;
   Status check_buffer_count(const Session& session, const std::string& name) const;
+  /// Whether the session's user may have one more GPU buffer on its rail: three quarters of what
+  /// the fabric takes, so that something is left for others.
+  Status check_gpu_buffers(const Session& session, const std::string& name) const;
   /// Whether `session` may have `bytes` more of the host's memory.
   Status check_session_memory(const Session& session, std::uint64_t bytes,
                               const std::string& what) const;

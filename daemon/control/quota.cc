@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include "daemon/control/control_plane_impl.h"
 
 namespace mk::daemon {
@@ -89,6 +91,23 @@ Status ControlPlane::Impl::check_buffer_count(const Session& session,
                       "deregister some"};
   MK_RETURN_IF_ERROR(of_user.check(1, what, "registered buffers", fmt::format("user {}", uid)));
   return check_descriptors(uid, 1, what);
+}
+
+Status ControlPlane::Impl::check_gpu_buffers(const Session& session,
+                                             const std::string& name) const {
+  const std::uint64_t most = proxies_[session.rail]->endpoint().capabilities().gpu_regions_max;
+  std::uint64_t used = 0;
+  for (const auto& [id, other] : sessions_) {
+    if (other->rail != session.rail || other->credentials.uid != session.credentials.uid) continue;
+    used += static_cast<std::uint64_t>(std::ranges::count_if(other->buffers, [](const auto& entry) {
+      return !entry.second.memory && entry.second.region != nullptr;
+    }));
+  }
+  const Share of_user{most * 3 / 4, used, "three quarters of the fabric's",
+                      "deregister some, or use fewer and larger ones"};
+  return of_user.check(1, fmt::format("{}: GPU buffer '{}'", session.describe(), name),
+                       fmt::format("GPU buffers of rail {}", session.rail).c_str(),
+                       fmt::format("user {}", session.credentials.uid));
 }
 
 }  // namespace mk::daemon

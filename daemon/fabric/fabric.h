@@ -50,6 +50,7 @@ struct Capabilities {
   DeliveryContract contract = DeliveryContract::kOrdered;
   std::uint32_t link_depth = 256;  ///< writes in flight on one link before `post` takes no more
   bool device_memory = false;
+  std::uint32_t gpu_regions_max = 0;  ///< GPU buffers registered at once; 0: it sets no bound
   /// The NIC itself reaches memory of GPUs: `register_memory` takes `MemoryDescriptor::direct`, and
   /// there is `flush`.
   bool gpu_direct = false;

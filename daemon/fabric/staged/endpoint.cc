@@ -27,6 +27,7 @@ class StagedEndpoint final : public Endpoint {
         copier_(options_.load_gpu_driver),
         capabilities_(plain_->capabilities()) {
     capabilities_.device_memory = true;
+    capabilities_.gpu_regions_max = kRegionsMax;
   }
   ~StagedEndpoint() override { copier_.stop(); }
 

@@ -37,7 +37,8 @@ struct FakeNic {
   std::string refuse_register;  ///< the error's text; empty: registers
   ErrorCode refuse_code = ErrorCode::kSystem;
   bool refuse_connect = false;
-  bool device_memory = false;  ///< before the endpoint is made
+  bool device_memory = false;         ///< before the endpoint is made
+  std::uint32_t gpu_regions_max = 0;  ///< as above
   std::string gpu_path = "staged through host memory";
   std::string gpu_path_why = "the fake NIC reaches no GPU";
   std::uint64_t image_bytes = 0;      ///< of GPU memory that is staged; 0: it is not
@@ -66,6 +67,7 @@ class FakeEndpoint final : public fabric::Endpoint {
     capabilities_.contract = nic_->contract;
     capabilities_.link_depth = 64;
     capabilities_.device_memory = nic_->device_memory;
+    capabilities_.gpu_regions_max = nic_->gpu_regions_max;
   }
 
   const fabric::Capabilities& capabilities() const override { return capabilities_; }
@@ -80,6 +82,8 @@ class FakeEndpoint final : public fabric::Endpoint {
     if (memory.device && nic_->image_bytes != 0 && !memory.no_image.empty()) {
       return fail(ErrorCode::kLimitExceeded, "{}", memory.no_image);
     }
+    if (memory.device && nic_->gpu_regions_max != 0 && gpu_regions_ == nic_->gpu_regions_max)
+      return fail(ErrorCode::kLimitExceeded, "this rail is full");
     auto region = std::make_unique<Local>(*this, memory);
     if (memory.device) {
       region->image_bytes = nic_->image_bytes;
@@ -150,10 +154,12 @@ class FakeEndpoint final : public fabric::Endpoint {
         : owner(endpoint), memory(described), number(endpoint.memory_->next_key++) {
       owner.memory_->ranges[number] = {memory.address, memory.bytes};
       ++owner.nic_->local_regions;
+      if (memory.device) ++owner.gpu_regions_;
     }
     ~Local() override {
       owner.memory_->ranges.erase(number);
       --owner.nic_->local_regions;
+      if (memory.device) --owner.gpu_regions_;
     }
     fabric::Bytes key() const override {
       fabric::Bytes bytes(sizeof number);
@@ -182,6 +188,7 @@ class FakeEndpoint final : public fabric::Endpoint {
   std::shared_ptr<FakeNic> nic_;
   fabric::Capabilities capabilities_;
   std::string gpu_path_;
+  std::uint32_t gpu_regions_ = 0;
   fabric::LinkId next_link_ = 1;
   std::deque<fabric::Event> done_;
 };

@@ -13,6 +13,7 @@ TestNode::TestNode(const NodeSetup& node_setup, std::shared_ptr<FakeMemory> memo
     : setup(node_setup), nic(std::make_shared<FakeNic>()), clock_(std::move(clock)) {
   nic->contract = setup.contract;
   nic->device_memory = setup.device_memory;
+  nic->gpu_regions_max = setup.gpu_regions_max;
   std::vector<Proxy*> raw;
   for (std::uint32_t rail = 0; rail < setup.rails; ++rail) {
     ProxyOptions options;

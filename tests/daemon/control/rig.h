@@ -48,7 +48,8 @@ struct NodeSetup {
   decltype(ControlOptions::rails_near) rails_near{};
   decltype(ControlOptions::gpu_rails) gpu_rails{};
   decltype(ControlOptions::place_of) place_of{};
-  bool device_memory = false;  ///< the network reaches GPUs
+  bool device_memory = false;         ///< the network reaches GPUs,
+  std::uint32_t gpu_regions_max = 0;  ///< and takes so many buffers of theirs; 0: no bound
 };
 
 /// One daemon's control plane.

@@ -2,6 +2,9 @@
 #include <gmock/gmock.h>
 #include <unistd.h>
 
+#include <cstring>
+
+#include "shm/gpu/memory.h"
 #include "tests/daemon/control/rig.h"
 
 namespace mk::daemon::test {
@@ -136,6 +139,43 @@ TEST_F(UserLimits, Descriptors) {
   node.send(a, shm::DeregisterBuffer{last});
   node.step();
   EXPECT_NE(node.register_buffer(other), 0) << "what is given back counts no more";
+}
+
+// A NIC has places for few; the job need not even come up.
+TEST_F(UserLimits, GpuBuffersOfARail) {
+  TestNode node({.rails = 2, .device_memory = true, .gpu_regions_max = 128},
+                std::make_shared<FakeMemory>(), std::make_shared<std::uint64_t>(1));
+  const auto on_rail = [&](const std::string& job, std::uint32_t uid, std::uint32_t rail) {
+    shm::Attach attach = rank_of(job, 2, 1, 0);
+    attach.rail = rail;
+    return node.attach(attach, 55, uid);
+  };
+  const auto registers = [&](ClientId client) -> std::uint16_t {
+    gpu::MemoryKey key;
+    key.process.pid = 1234;
+    key.bytes = 4096;
+    std::vector<std::byte> blob(sizeof key);
+    std::memcpy(blob.data(), &key, sizeof key);
+    node.send(client, shm::RegisterDeviceBuffer{4096, "small", blob});
+    const auto reply = node.take<shm::RegisterBufferReply>(client);
+    return reply ? reply->handle : shm::kNoHandle;
+  };
+  const ClientId a = on_rail("a", 1000, 0), same = on_rail("b", 1000, 0);
+  for (int i = 0; i < 95; ++i) ASSERT_NE(registers(a), 0) << i;
+  const std::uint16_t last = registers(same);
+  ASSERT_NE(last, 0);
+  const std::string says = "would exceed the 96 GPU buffers of rail 0 that user 1000 may hold";
+  for (const ClientId client : {a, same}) {
+    EXPECT_EQ(registers(client), shm::kNoHandle);
+    expect_refused(node, client, says);
+  }
+  EXPECT_NE(node.register_buffer(a), 0) << "host memory has no such bound";
+  const ClientId other = on_rail("c", 1001, 0);
+  for (int i = 0; i < 32; ++i) EXPECT_NE(registers(other), 0) << i;
+  EXPECT_NE(registers(on_rail("d", 1000, 1)), 0) << "each rail has its own NICs";
+  node.send(same, shm::DeregisterBuffer{last});
+  node.step();
+  EXPECT_NE(registers(a), 0) << "what is given back counts no more";
 }
 
 TEST_F(UserLimits, AJobsLimitIsSplitOverItsRanksHere) {

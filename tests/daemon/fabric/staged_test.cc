@@ -189,6 +189,7 @@ TEST_P(StagedTest, ABufferWithoutADriverOrBeyondTheLimitIsRefused) {
   EXPECT_NE(refused.error().message.find("no CUDA driver"), std::string::npos);
 
   Node node(setup);
+  EXPECT_EQ(node.endpoint->capabilities().gpu_regions_max, staged::kRegionsMax);
   std::vector<Memory> many;
   for (std::uint32_t i = 0; i < staged::kRegionsMax; ++i) many.push_back(node.memory(4096));
   EXPECT_THROW((void)node.memory(4096), std::runtime_error);
