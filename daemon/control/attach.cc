@@ -294,38 +294,45 @@ Result<Session*> ControlPlane::Impl::create_session(Client& client, const shm::A
   }
   session->flags_region = std::move(*flags);
 
-  // Nothing fails from here on.
-  Job* job = nullptr;
-  if (existing != by_name_.end()) {
-    job = existing->second;
-  } else {
-    job = jobs_
-              .emplace_back(
-                  std::make_unique<Job>(attach, client.credentials.uid, random_(), make_nonce()))
-              .get();
-    job->deadline_ns = now_() + std::uint64_t{attach.timeout_ms} * 1'000'000;
-    by_name_.emplace(attach.job, job);
+  // All that may fail for want of memory, the proxy's part last: then it is undone.
+  Session* const raw = session.get();
+  const bool first = existing == by_name_.end();
+  Job* job = first ? nullptr : existing->second;
+  sessions_.emplace(raw->id, std::move(session));
+  try {
+    if (first) {
+      job = jobs_
+                .emplace_back(
+                    std::make_unique<Job>(attach, client.credentials.uid, random_(), make_nonce()))
+                .get();
+      job->deadline_ns = now_() + std::uint64_t{attach.timeout_ms} * 1'000'000;
+      by_name_.emplace(attach.job, job);
+    }
+    raw->heartbeat = heartbeats_.add(&memory.header().heartbeat_ns, now_());
+    const JobShare share = session_share(*job);
+    proxy_of(*raw).apply(AddSession{.slot = slot,
+                                    .segment = &raw->segment,
+                                    .stats = raw->stats.get(),
+                                    .outstanding_max = options_.outstanding_max,
+                                    .weight = share.weight,
+                                    .limit = share.limit,
+                                    .world = attach.world,
+                                    .nodes = attach.nodes});
+  } catch (...) {
+    if (first) by_name_.erase(attach.job);
+    if (first && job != nullptr) jobs_.pop_back();
+    sessions_.erase(raw->id);
+    throw;
   }
-  session->job = job;
+  // Nothing fails from here on.
+  raw->job = job;
   if (rail.first) job->first_rail = rail.first;
-  job->locals[attach.local_rank] = session.get();
+  job->locals[attach.local_rank] = raw;
   std::erase_if(free_slots_, [slot](const FreeSlot& one) { return one.slot == slot; });
-  by_slot_[slot] = session.get();
+  by_slot_[slot] = raw;
   ++next_session_id_;
   client.state = Client::State::kAttached;
-  client.session = session.get();
-  session->heartbeat = heartbeats_.add(&memory.header().heartbeat_ns, now_());
-  const JobShare share = session_share(*job);
-  proxy_of(*session).apply(AddSession{.slot = slot,
-                                      .segment = &session->segment,
-                                      .stats = session->stats.get(),
-                                      .outstanding_max = options_.outstanding_max,
-                                      .weight = share.weight,
-                                      .limit = share.limit,
-                                      .world = attach.world,
-                                      .nodes = attach.nodes});
-  Session* raw = session.get();
-  sessions_.emplace(raw->id, std::move(session));
+  client.session = raw;
   return raw;
 }
 

@@ -2,6 +2,10 @@
 
 #include <fmt/format.h>
 
+#include <condition_variable>
+#include <mutex>
+#include <thread>
+
 #include "daemon/proxy/completion_tracker.h"
 #include "daemon/service/admin_convert.h"
 #include "shm/flag.h"
@@ -18,6 +22,34 @@ constexpr nanoseconds kDurationMax = std::chrono::seconds(60);
 /// How often the recorders are emptied: they hold TraceBuffer::kRecords each.
 constexpr nanoseconds kDrainInterval = std::chrono::milliseconds(10);
 constexpr int kEventsPerChunk = 16'384;
+/// A caller that does not read keeps the recorders on, and others waiting, for so long at most.
+constexpr nanoseconds kUnreadMax = std::chrono::seconds(5);
+
+/// Cancels a call that is not over by then: a write to a caller that does not read waits for ever.
+class CallLimit {
+ public:
+  CallLimit(grpc::ServerContext& context, nanoseconds limit)
+      : thread_([this, &context, limit] {
+          std::unique_lock lock(mutex_);
+          if (!over_.wait_for(lock, limit, [this] { return done_; })) context.TryCancel();
+        }) {}
+  ~CallLimit() {
+    {
+      const std::lock_guard lock(mutex_);
+      done_ = true;
+    }
+    over_.notify_all();
+    thread_.join();
+  }
+  CallLimit(const CallLimit&) = delete;
+  CallLimit& operator=(const CallLimit&) = delete;
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable over_;
+  bool done_ = false;
+  std::thread thread_;
+};
 
 v1::TraceEvent::Kind kind_of(TraceRecord::Kind kind) {
   switch (kind) {
@@ -88,7 +120,11 @@ grpc::Status TraceRecorder::record(grpc::ServerContext& context,
             "another caller records a trace now: try again when it has ended"};
   }
   for (std::uint32_t rail = 0; rail < node_.rails(); ++rail) node_.trace(rail).start();
-  const grpc::Status status = send(context, nanoseconds(static_cast<std::int64_t>(asked)), writer);
+  const nanoseconds duration(static_cast<std::int64_t>(asked));
+  const grpc::Status status = [&] {
+    const CallLimit limit(context, duration + kUnreadMax);
+    return send(context, duration, writer);
+  }();
   for (std::uint32_t rail = 0; rail < node_.rails(); ++rail) node_.trace(rail).stop();
   busy_.store(false);
   return status;

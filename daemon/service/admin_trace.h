@@ -17,7 +17,8 @@ class TraceRecorder {
   /// All outlive this.
   TraceRecorder(Node& node, AdminStreams& streams) : node_(node), streams_(streams) {}
 
-  /// Records until the asked duration is over; the recorders are off when it returns.
+  /// Records until the asked duration is over; the recorders are off when it returns. Five seconds
+  /// later, a caller that does not read is cancelled.
   grpc::Status record(grpc::ServerContext& context,
                       const ::mkernel::v1::RecordTraceRequest& request,
                       grpc::ServerWriter<::mkernel::v1::TraceChunk>& writer);

@@ -2,9 +2,6 @@
 
 #include <fmt/chrono.h>
 #include <sys/stat.h>
-#include <sys/uio.h>
-#define SD_JOURNAL_SUPPRESS_LOCATION
-#include <systemd/sd-journal.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -116,22 +113,13 @@ std::string json_string(std::string_view text) {
   return out + '"';
 }
 
-void write_all(int fd, std::string_view text) {
-  while (!text.empty()) {
-    const ssize_t n = ::write(fd, text.data(), text.size());
-    if (n < 0 && errno == EINTR) continue;
-    if (n <= 0) return;  // nowhere left to complain
-    text.remove_prefix(static_cast<std::size_t>(n));
-  }
-}
-
-void send_to_journal(const LoggerOptions& options, LogLevel level, std::string_view message,
-                     const Fields& fields) {
-  std::vector<std::string> entries;
-  entries.push_back(fmt::format("MESSAGE={}", message));
-  entries.push_back(fmt::format("PRIORITY={}", priority_of(level)));
-  entries.push_back(fmt::format("SYSLOG_IDENTIFIER={}", options.name));
-  entries.push_back(fmt::format("MKERNEL_NODE={}", options.node));
+LogWriter::Entry journal_entry(const LoggerOptions& options, LogLevel level,
+                               std::string_view message, const Fields& fields) {
+  LogWriter::Entry entry;
+  entry.push_back(fmt::format("MESSAGE={}", message));
+  entry.push_back(fmt::format("PRIORITY={}", priority_of(level)));
+  entry.push_back(fmt::format("SYSLOG_IDENTIFIER={}", options.name));
+  entry.push_back(fmt::format("MKERNEL_NODE={}", options.node));
   for (const auto& [key, value] : fields) {
     std::string name = "MKERNEL_" + key;
     for (char& c : name) {
@@ -139,11 +127,36 @@ void send_to_journal(const LoggerOptions& options, LogLevel level, std::string_v
               ? static_cast<char>(std::toupper(static_cast<unsigned char>(c)))
               : '_';
     }
-    entries.push_back(fmt::format("{}={}", name, value));
+    entry.push_back(fmt::format("{}={}", name, value));
   }
-  std::vector<iovec> parts;
-  for (std::string& entry : entries) parts.push_back({entry.data(), entry.size()});
-  ::sd_journal_sendv(parts.data(), static_cast<int>(parts.size()));
+  return entry;
+}
+
+/// `options.format` is not kAuto.
+LogWriter::Entry entry_of(const LoggerOptions& options, LogLevel level, std::string_view message,
+                          const Fields& fields) {
+  if (options.format == LogFormat::kJournald) return journal_entry(options, level, message, fields);
+  std::string line = options.format == LogFormat::kJson
+                         ? format_json_line(now_unix_ns(), options, level, message, fields)
+                         : format_text_line(now_unix_ns(), options, level, message, fields);
+  return {line + '\n'};
+}
+
+LogWriter::Options writer_options(const LoggerOptions& options) {
+  return {.fd = options.format == LogFormat::kJournald ? -1 : options.fd,
+          .bytes_max = options.queue_bytes_max,
+          .lost = [options](std::uint64_t dropped, std::uint64_t audits) {
+            return entry_of(options, LogLevel::kError,
+                            fmt::format("{} log lines are lost, {} of them audits: nothing read "
+                                        "the log for so long",
+                                        dropped, audits),
+                            {{"lost", std::to_string(dropped)}});
+          }};
+}
+
+LoggerOptions resolved(LoggerOptions options) {
+  options.format = resolve_log_format(options.format, options.fd);
+  return options;
 }
 
 }  // namespace
@@ -198,9 +211,9 @@ std::string format_json_line(std::uint64_t unix_time_ns, const LoggerOptions& op
 }
 
 Logger::Logger(LoggerOptions options)
-    : options_(std::move(options)),
-      format_(resolve_log_format(options_.format, options_.fd)),
-      level_(options_.level) {}
+    : options_(resolved(std::move(options))),
+      level_(options_.level),
+      writer_(writer_options(options_)) {}
 
 Logger::~Logger() { tell_refused(); }
 
@@ -240,7 +253,7 @@ void Logger::audit_refused(const std::string& caller, std::string_view method,
     }
   }
   if (full) return tell_refused();
-  emit(LogLevel::kWarning, message, fields);
+  emit(LogLevel::kWarning, message, fields, true);
 }
 
 void Logger::tell_refused() {
@@ -260,7 +273,8 @@ void Logger::tell_refused() {
           {"result", "refused"},
           {"count", std::to_string(entry.count)},
           {"first", first},
-          {"last", last}});
+          {"last", last}},
+         true);
   }
 }
 
@@ -356,13 +370,8 @@ void Logger::emit_admitted(LogLevel level, std::string_view message, const Field
   emit(level, fmt::format("{} ({} like it were not logged)", message, held_back), more);
 }
 
-void Logger::emit(LogLevel level, std::string_view message, const Fields& fields) {
-  if (format_ == LogFormat::kJournald) return send_to_journal(options_, level, message, fields);
-  std::string line = format_ == LogFormat::kJson
-                         ? format_json_line(now_unix_ns(), options_, level, message, fields)
-                         : format_text_line(now_unix_ns(), options_, level, message, fields);
-  line += '\n';
-  write_all(options_.fd, line);  // one write: lines of two threads do not mix
+void Logger::emit(LogLevel level, std::string_view message, const Fields& fields, bool audit) {
+  writer_.push(entry_of(options_, level, message, fields), audit);
 }
 
 }  // namespace mk::daemon

@@ -1,6 +1,6 @@
 /// \file
 /// Structured logs: one event is a sentence and fields. Written as text for users, as JSON lines,
-/// or to journald by its native protocol. Thread-safe; a writer waits at most for another's line.
+/// or to journald by its native protocol. Thread-safe; nobody waits for those who read the log.
 #pragma once
 
 #include <atomic>
@@ -16,14 +16,16 @@
 
 #include "daemon/config/config.h"
 #include "daemon/control/log.h"
+#include "daemon/service/log_writer.h"
 
 namespace mk::daemon {
 
 /// What each event carries besides its own fields: whose it is.
 struct LoggerOptions {
-  LogLevel level = LogLevel::kInfo;     ///< events below are dropped; see set_level
-  LogFormat format = LogFormat::kText;  ///< kAuto: see resolve_log_format
-  int fd = 2;                           ///< for text and JSON; stays the caller's
+  LogLevel level = LogLevel::kInfo;       ///< events below are dropped; see set_level
+  LogFormat format = LogFormat::kText;    ///< kAuto: see resolve_log_format
+  int fd = 2;                             ///< for text and JSON; stays the caller's
+  std::size_t queue_bytes_max = 1 << 20;  ///< lines that are not written yet; more are dropped
   std::string name = "mkerneld";
   std::uint32_t node = 0;
   /// Of one kind that one user causes: so many in a row, then one more per `refill`.
@@ -74,7 +76,7 @@ class Logger {
   /// Who changed what: written whatever the level, and never held back.
   void audit(std::string_view message,
              const std::vector<std::pair<std::string, std::string>>& fields) {
-    emit(LogLevel::kInfo, message, fields);
+    emit(LogLevel::kInfo, message, fields, true);
   }
   /// Who tried to change what, and may not: whatever the level, too. Each `caller` has a budget of
   /// lines that nothing else uses. No attempt goes unsaid: those beyond the budget are counted by
@@ -87,6 +89,8 @@ class Logger {
   /// like them has been written since; and all refused changes that have no line yet. Call it every
   /// few seconds; the destructor tells the last of these.
   void tell_held_back();
+  /// Waits until all is written, at most so long. The destructor waits two seconds.
+  bool flush(std::chrono::nanoseconds patience) { return writer_.flush(patience); }
 
  private:
   struct Bucket {
@@ -131,15 +135,15 @@ class Logger {
                      const std::vector<std::pair<std::string, std::string>>& fields,
                      std::uint64_t held_back);
   void emit(LogLevel level, std::string_view message,
-            const std::vector<std::pair<std::string, std::string>>& fields);
+            const std::vector<std::pair<std::string, std::string>>& fields, bool audit = false);
 
-  const LoggerOptions options_;
-  const LogFormat format_;
+  const LoggerOptions options_;  ///< with the format that kAuto stands for
   std::atomic<LogLevel> level_;
   std::mutex mutex_;
   Accounts users_;    ///< by uid; "": the daemon itself
   Accounts callers_;  ///< of the Admin service, for refused changes
   std::map<std::pair<std::string, std::string>, Refused> refused_;  ///< by caller and method
+  LogWriter writer_;
 };
 
 /// One line of each format, without the newline; time in ns of CLOCK_REALTIME. For the logger and

@@ -177,6 +177,7 @@ std::variant<int, Config> serve(const Flags& flags, const Config& config, const 
       fmt::format("mkerneld {} is ready: clients at {}, peers and tools at {}", version_text(),
                   config.socket.path, (*daemon)->listen()),
       {{"fabric", config.fabric.name}, {"rails", std::to_string((*daemon)->node().rails())}});
+  logger.flush(std::chrono::seconds(1));  // who hears that it is ready may read the log
   if (const Status status = announce(flags, config, **daemon); !status) {
     return fail_with(status.error(), logger);
   }
@@ -194,6 +195,7 @@ std::variant<int, Config> serve(const Flags& flags, const Config& config, const 
     StopPhase phase = "its threads";
     const StopGuard guard(drain + kStopTime, phase, [&logger](const std::string& why) {
       logger.write(LogLevel::kError, why);
+      logger.flush(std::chrono::seconds(1));
       ::_exit(kExitFailure);
     });
     (*daemon)->stop(std::chrono::steady_clock::now() + drain, &phase);

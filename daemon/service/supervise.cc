@@ -14,6 +14,7 @@ namespace {
 using std::chrono::nanoseconds;
 
 constexpr nanoseconds kStatusInterval = std::chrono::seconds(5);
+constexpr nanoseconds kFlushTime = std::chrono::seconds(1);
 /// What a stop takes beside the draining: see ControlLoop::stop and the gRPC server's grace.
 constexpr nanoseconds kStopExtra = std::chrono::seconds(10);
 
@@ -55,6 +56,7 @@ class Supervisor {
     notify_systemd(fmt::format("RELOADING=1\nMONOTONIC_USEC={}", shm::monotonic_ns() / 1000));
     const ReloadReport report = daemon_.reload(load_());
     logger_.write(report.refused ? LogLevel::kError : LogLevel::kInfo, "SIGHUP: " + report.text);
+    logger_.flush(kFlushTime);  // who hears READY may read the log
     status_ = daemon_.status_text();
     notify_systemd("READY=1\nSTATUS=" + status_);
   }

@@ -11,6 +11,7 @@ namespace {
 
 /// Links and region requests of all daemons of this host; more is a leak somewhere.
 constexpr std::size_t kPeersMax = 4096;
+constexpr int kAcceptsPerTurn = 16;  ///< anybody may connect, and peers' questions go on
 
 }  // namespace
 
@@ -109,13 +110,13 @@ void Service::run() {
         watches_.erase(watch);
       }
     }
-    if (fds[1].revents != 0) accept_all();
+    if (fds[1].revents != 0) accept_some();
   }
   peers_.clear();
 }
 
-void Service::accept_all() {
-  for (;;) {
+void Service::accept_some() {
+  for (int i = 0; i < kAcceptsPerTurn; ++i) {
     auto accepted = listener_.try_accept();
     if (!accepted || !*accepted) return;
     shm::FrameSocket peer = std::move(**accepted);

@@ -41,7 +41,7 @@ class Service {
   Service(const Token& endpoint, std::shared_ptr<RegionTable> regions, shm::FrameListener listener,
           UniqueFd wake);
   void run();
-  void accept_all();
+  void accept_some();
   /// Takes and answers what has arrived; false when the connection is to be closed.
   bool serve(shm::FrameSocket& peer);
   Status answer(shm::FrameSocket& peer, const shm::Frame& question);

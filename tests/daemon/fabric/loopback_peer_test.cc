@@ -1,10 +1,30 @@
 // A loopback link whose peer answers late, twice, wrongly or not at all: a region is never taken
 // for another. A peer that hangs costs one time-out.
 #include <dirent.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include "tests/daemon/fabric/fabric_fixture.h"
 #include "tests/daemon/fabric/fake_loopback_peer.h"
+
+namespace {
+
+/// While it is on, every look for a connection finds one, whose owner has gone again.
+std::atomic<bool> flood{false};
+std::atomic<int> flooded{0};
+
+}  // namespace
+
+// In libc's place.
+extern "C" int accept4(int fd, sockaddr* address, socklen_t* bytes, int flags) {
+  int ends[2];
+  if (!flood) return static_cast<int>(::syscall(SYS_accept4, fd, address, bytes, flags));
+  if (::socketpair(AF_UNIX, SOCK_STREAM | flags, 0, ends) != 0) return -1;
+  ::close(ends[1]);
+  ++flooded;
+  return ends[0];
+}
 
 namespace mk::fabric {
 namespace {
@@ -269,6 +289,27 @@ TEST(LoopbackPeerTest, APeerThatHangsUpInsteadOfAnsweringIsGone) {
   const LinkId link = connect(node, peer);
   EXPECT_EQ(import_fails(node, link, peer.key_for(file)).code, ErrorCode::kUnavailable);
   expect_down(node, link, peer.key_for(file));
+}
+
+TEST(LoopbackPeerTest, QuestionsAreAnsweredWhileConnectionsNeverEnd) {
+  const Node node(patient());
+  const Bytes address = node.endpoint->address();
+  const std::string name = loopback::socket_name(from_blob<loopback::Address>(address)->endpoint);
+  auto peer = FakePeer::need(shm::FrameSocket::connect(name, std::chrono::seconds(20)));
+  const auto answered = [&](std::uint64_t request) {
+    EXPECT_TRUE(peer.queue_send(static_cast<std::uint16_t>(Message::kHello), request, address, {}));
+    const auto answer = peer.receive(std::chrono::steady_clock::now() + std::chrono::seconds(20));
+    return answer && answer->request == request &&
+           answer->type == static_cast<std::uint16_t>(Message::kWelcome);
+  };
+  EXPECT_TRUE(answered(1));
+  flood = true;
+  // It waits for ever, so the listener has always something to take.
+  const auto waiting = shm::FrameSocket::connect(name, std::chrono::seconds(20));
+  EXPECT_TRUE(waiting);
+  EXPECT_TRUE(wait_until([] { return flooded > 0; }));
+  EXPECT_TRUE(answered(2));
+  flood = false;
 }
 
 }  // namespace

@@ -166,6 +166,25 @@ TEST_F(AdminCalls, ACallerThatGoesEndsItsTrace) {
   }));
 }
 
+TEST_F(AdminCalls, ACallerThatDoesNotReadItsTraceKeepsTheRecordersForSecondsOnly) {
+  v1::RecordTraceRequest request;
+  request.set_duration_ns(500'000'000);
+  grpc::ClientContext context;
+  const auto unread = stub->RecordTrace(&context, request);
+  TraceBuffer& trace = daemon->node().trace(0);
+  ASSERT_TRUE(eventually([&] { return trace.on(); }));
+  // More than any window between the two: no rail does anything, so nobody else records.
+  const auto until = std::chrono::steady_clock::now() + kPatience;
+  while (trace.on() && std::chrono::steady_clock::now() < until) {
+    for (int i = 0; i < 10'000; ++i) trace.record({.time_ns = 1, .cookie = ~std::uint64_t{0}});
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+  EXPECT_FALSE(trace.on());
+  for (v1::TraceChunk chunk; unread->Read(&chunk);) {
+  }
+  EXPECT_EQ(unread->Finish().error_code(), grpc::StatusCode::CANCELLED);
+}
+
 TEST_F(AdminCalls, AStopEndsThem) {
   grpc::ClientContext context;
   v1::RecordTraceRequest request;

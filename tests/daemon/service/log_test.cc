@@ -8,12 +8,18 @@
 #include <sys/stat.h>
 
 #include <algorithm>
+#include <array>
+#include <csignal>
+#include <future>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <random>
+#include <sstream>
 #include <thread>
 
 #include "daemon/control/source_line.h"
+#include "shm/host/unique_fd.h"
 #include "tests/daemon/service/process_rig.h"
 
 namespace mk::daemon {
@@ -51,6 +57,10 @@ class LogFile : public testing::Test {
     fd = ::open((folder / "log").c_str(), O_RDWR | O_CREAT | O_APPEND, 0600);
   }
   void TearDown() override { ::close(fd); }
+  std::vector<nlohmann::json> lines(Logger& logger) {
+    EXPECT_TRUE(logger.flush(kPatience));
+    return lines();
+  }
   std::vector<nlohmann::json> lines() {
     std::vector<nlohmann::json> all;
     std::ifstream file(folder / "log");
@@ -82,7 +92,7 @@ TEST_F(LogFile, DropsWhatIsBelowTheLevel) {
   logger.write_limited("k", LogLevel::kInfo, "no");
   logger.write(LogLevel::kWarning, "yes");
   logger.write(LogLevel::kError, "yes");
-  EXPECT_EQ(lines().size(), 2u);
+  EXPECT_EQ(lines(logger).size(), 2u);
 }
 
 TEST_F(LogFile, HoldsBackWhatRepeatsAndSaysHowMuch) {
@@ -93,16 +103,16 @@ TEST_F(LogFile, HoldsBackWhatRepeatsAndSaysHowMuch) {
   for (int i = 0; i < 10; ++i) logger.write_limited("spam", LogLevel::kInfo, "spam");
   logger.write_limited("other", LogLevel::kInfo, "other");
   for (int i = 0; i < 10; ++i) logger.write(LogLevel::kInfo, "never held back");
-  EXPECT_EQ(lines().size(), 3u + 1 + 10);
+  EXPECT_EQ(lines(logger).size(), 3u + 1 + 10);
 
   Logger quick(
       {.format = LogFormat::kJson, .fd = fd, .burst = 1, .refill = std::chrono::milliseconds(50)});
   for (int i = 0; i < 5; ++i) quick.write_limited("spam", LogLevel::kInfo, "burst");
   EXPECT_TRUE(eventually([&] {
     quick.write_limited("spam", LogLevel::kInfo, "burst");
-    return lines().size() > 3u + 1 + 10 + 1;
+    return lines(quick).size() > 3u + 1 + 10 + 1;
   }));
-  const auto last = lines().back();
+  const auto last = lines(quick).back();
   EXPECT_THAT(std::string(last["message"]), HasSubstr("like it were not logged"));
   EXPECT_GE(std::stoi(std::string(last["fields"]["held_back"])), 1);
 }
@@ -127,9 +137,9 @@ TEST_F(LogFile, NoTextOfAClientMakesAKindOfItsOwn) {
     for (char& c : name) c = static_cast<char>('a' + random() % 26);
     sink(garbage(name + " is refused", 1000));
   }
-  EXPECT_EQ(lines().size(), 5u);
+  EXPECT_EQ(lines(logger).size(), 5u);
   for (int i = 0; i < 10; ++i) sink(failure(fmt::format("job 'j{}' failed", i), 1000));
-  EXPECT_EQ(lines().size(), 10u) << "another line of the code is another kind";
+  EXPECT_EQ(lines(logger).size(), 10u) << "another line of the code is another kind";
 }
 
 TEST_F(LogFile, AUserSpendsNobodyElsesBudget) {
@@ -142,13 +152,13 @@ TEST_F(LogFile, AUserSpendsNobodyElsesBudget) {
   const LogSink sink = logger.sink();
   for (int i = 0; i < 100; ++i) sink(garbage("by 1000", 1000));
   for (int i = 0; i < 100; ++i) sink(failure("by 1000, another kind", 1000));
-  EXPECT_EQ(lines().size(), 7u) << "all kinds of one user together";
+  EXPECT_EQ(lines(logger).size(), 7u) << "all kinds of one user together";
   sink(garbage("by 1001", 1001));
   sink(garbage("by the daemon", std::nullopt));
-  EXPECT_EQ(lines().size(), 9u);
+  EXPECT_EQ(lines(logger).size(), 9u);
   // Thousands of uids, as a user namespace gives one person, are not thousands of budgets.
   for (std::uint32_t uid = 100'000; uid < 110'000; ++uid) sink(garbage("by one of many", uid));
-  EXPECT_LE(lines().size(), 9u + 256 + 5);
+  EXPECT_LE(lines(logger).size(), 9u + 256 + 5);
 }
 
 TEST_F(LogFile, WhatWasHeldBackIsToldWithoutAnotherEvent) {
@@ -158,15 +168,15 @@ TEST_F(LogFile, WhatWasHeldBackIsToldWithoutAnotherEvent) {
   for (int i = 0; i < 50; ++i) sink(garbage(fmt::format("job {} is refused", i), 1000));
   EXPECT_TRUE(eventually([&] {
     logger.tell_held_back();
-    const auto said = lines();
+    const auto said = lines(logger);
     return std::ranges::any_of(said, [](const nlohmann::json& line) {
       return std::string(line["message"]).find("were not logged, the last: job ") !=
              std::string::npos;
     });
   }));
-  const std::size_t said = lines().size();
+  const std::size_t said = lines(logger).size();
   logger.tell_held_back();
-  EXPECT_EQ(lines().size(), said) << "once";
+  EXPECT_EQ(lines(logger).size(), said) << "once";
 }
 
 LoggerOptions without_refill(int fd) {
@@ -183,13 +193,13 @@ TEST_F(LogFile, AuditsHaveABudgetThatNothingElseUses) {
   Logger logger(without_refill(fd));
   const LogSink sink = logger.sink();
   for (int i = 0; i < 100; ++i) sink(failure("noise", 1000));
-  ASSERT_EQ(lines().size(), 5u);
+  ASSERT_EQ(lines(logger).size(), 5u);
   for (int i = 0; i < 100; ++i) logger.audit("audit: done", {});
-  EXPECT_EQ(lines().size(), 105u) << "no change goes unsaid";
+  EXPECT_EQ(lines(logger).size(), 105u) << "no change goes unsaid";
   for (int i = 0; i < 100; ++i) logger.audit_refused("uid 1000", "Drain", "audit: refused", {});
-  EXPECT_EQ(lines().size(), 110u);
+  EXPECT_EQ(lines(logger).size(), 110u);
   logger.audit_refused("uid 1001", "Drain", "audit: refused", {});
-  EXPECT_EQ(lines().size(), 111u) << "each caller has its own";
+  EXPECT_EQ(lines(logger).size(), 111u) << "each caller has its own";
 }
 
 // Of a flood of refusals, how many there were, whose and when is told of every one.
@@ -251,7 +261,81 @@ TEST_F(LogFile, LinesOfManyThreadsStayWhole) {
     });
   }
   for (std::thread& thread : threads) thread.join();
-  EXPECT_EQ(lines().size(), 800u);
+  EXPECT_EQ(lines(logger).size(), 800u);
+}
+
+/// A pipe with room for nothing more.
+struct FullPipe {
+  FullPipe() {
+    ::signal(SIGPIPE, SIG_IGN);  // as the daemon does
+    int ends[2];
+    EXPECT_EQ(::pipe2(ends, O_CLOEXEC | O_NONBLOCK), 0);
+    read.reset(ends[0]);
+    write.reset(ends[1]);
+    const std::string junk(4096, '.');
+    while (::write(write.get(), junk.data(), junk.size()) > 0) filled += junk.size();
+    for (const int end : ends) ::fcntl(end, F_SETFL, 0);
+  }
+  UniqueFd read, write;
+  std::size_t filled = 0;
+};
+
+TEST(LogPipe, ThatNobodyReadsHoldsNobodyUpAndWhatIsLostIsCounted) {
+  FullPipe pipe;
+  constexpr std::uint64_t kLines = 2000, kAudits = 10;
+  std::optional<Logger> logger(
+      std::in_place,
+      LoggerOptions{.format = LogFormat::kJson, .fd = pipe.write.get(), .queue_bytes_max = 65536});
+  auto logged = std::async(std::launch::async, [&] {
+    for (std::uint64_t i = 0; i < kLines; ++i)
+      logger->write(LogLevel::kInfo, std::to_string(i), {{"padding", std::string(200, 'x')}});
+    for (std::uint64_t i = 0; i < kAudits; ++i) logger->audit("audit: " + std::to_string(i), {});
+  });
+  const bool in_time = logged.wait_for(std::chrono::seconds(20)) == std::future_status::ready;
+  EXPECT_TRUE(in_time);
+  // Somebody reads again.
+  std::string text;
+  auto drained = std::async(std::launch::async, [&] {
+    std::array<char, 4096> some;
+    for (ssize_t n; (n = ::read(pipe.read.get(), some.data(), some.size())) > 0;)
+      text.append(some.data(), static_cast<std::size_t>(n));
+  });
+  logged.wait();
+  EXPECT_TRUE(logger->flush(kPatience));
+  logger->write(LogLevel::kInfo, "as ever");
+  logger.reset();
+  pipe.write.reset();
+  drained.wait();
+
+  std::istringstream said(text.substr(pipe.filled));
+  std::uint64_t lines = 0, lost = 0;
+  std::vector<std::string> order;
+  for (std::string line; std::getline(said, line);) {
+    const auto json = nlohmann::json::parse(line);
+    order.push_back(json["message"]);
+    if (json.contains("fields") && json["fields"].contains("lost")) {
+      lost += std::stoull(std::string(json["fields"]["lost"]));
+      EXPECT_THAT(order.back(), HasSubstr(" log lines are lost, 0 of them audits"));
+    } else {
+      ++lines;
+    }
+  }
+  EXPECT_EQ(lines + lost, kLines + kAudits + 1);
+  EXPECT_GT(lost, 0u);
+  EXPECT_LT(lost, kLines);
+  EXPECT_EQ(order.front(), "0");
+  EXPECT_EQ(order.back(), "as ever");
+  EXPECT_THAT(order, testing::IsSupersetOf({"audit: 0", "audit: 9"}));
+}
+
+TEST(LogPipe, ThatNobodyReadsDoesNotKeepTheEnd) {
+  FullPipe pipe;
+  auto ended = std::async(std::launch::async, [&] {
+    Logger logger({.format = LogFormat::kJson, .fd = pipe.write.get()});
+    logger.write(LogLevel::kInfo, "last words");
+  });
+  EXPECT_EQ(ended.wait_for(std::chrono::seconds(20)), std::future_status::ready);
+  pipe.read.reset();  // what still writes is told that nobody will read
 }
 
 }  // namespace
