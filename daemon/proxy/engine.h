@@ -28,8 +28,8 @@ namespace mk::daemon {
 /// Commands of one lane in its turn, and of all lanes before completions are polled again.
 inline constexpr std::uint32_t kLaneTurnMax = 4 * shm::kBatchMax;
 inline constexpr std::uint32_t kPassCommandsMax = 256;
-/// Of one session in one pass: ring slots read for the marks of handles that go, and handles of one
-/// kind that are answered for.
+/// A pass reads so many ring slots of a session for the marks of handles that go, and answers for
+/// so many handles of one kind.
 inline constexpr std::uint32_t kLookAheadMax = 256;
 inline constexpr std::size_t kAnswersMax = 16;
 /// Events of one poll, and polls of one pass.

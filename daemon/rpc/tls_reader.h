@@ -19,7 +19,7 @@ class TlsReader {
 
   /// Reads the files soon.
   void renew();
-  /// Of the last time that all three could be read.
+  /// The last ones that could all be read.
   TlsTexts texts() const;
 
  private:

@@ -21,8 +21,8 @@ class LogWriter {
     int fd = 2;  ///< of lines; -1: entries go to journald
     /// Waiting entries have as many bytes at most, and as many more are for audits alone.
     std::size_t bytes_max = 1 << 20;
-    /// What is written once there is room again: so many were dropped, so many of them audits. On
-    /// any thread, also when the owner has gone.
+    /// Makes the line for when there is room again: so many were dropped, so many of them audits.
+    /// On any thread, also when the owner has gone.
     std::function<Entry(std::uint64_t dropped, std::uint64_t audits)> lost;
   };
 

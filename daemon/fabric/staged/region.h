@@ -64,7 +64,7 @@ struct Region {
   bool flushing = false;
   std::uint32_t failures = 0;  ///< flushes that failed in a row
   bool unreachable = false;    ///< direct, and the NIC has lost it: nothing is flushed any more
-  /// What has arrived and is not shown: the first and the last place in the receiver's list.
+  /// Arrivals that are not shown: the first and the last place in the receiver's list.
   static constexpr std::uint32_t kNone = ~std::uint32_t{0};
   std::uint32_t first_waiting = kNone, last_waiting = kNone;
 
