@@ -155,7 +155,10 @@ void ControlPlane::Impl::tick() {
   for (const auto& [id, session] : sessions_) tick_session(*session);
   // In turn: the first may use up what a tick may wait.
   std::vector<Job*> in_turn = jobs();
-  if (!in_turn.empty()) std::ranges::rotate(in_turn, in_turn.begin() + ticks_++ % in_turn.size());
+  if (!in_turn.empty()) {
+    const auto first = static_cast<std::ptrdiff_t>(ticks_++ % in_turn.size());
+    std::rotate(in_turn.begin(), in_turn.begin() + first, in_turn.end());
+  }
   for (Job* job : in_turn) tick_job(*job);
   if (!draining_) retry_links();
   for (auto& [node, peer] : peers_) {

@@ -89,7 +89,8 @@ bool ControlPlane::Impl::bind(Job& job) {
       const auto peer = session->peers.find(part.part.sessions[session->attach.local_rank].rank);
       if (peer != session->peers.end() && peer->second.bound_to(*link)) continue;
       if (!may_wait()) return false;
-      const Status bound = wait_for([&] { return bind_session(*session, part, link); });
+      const Status bound =
+          wait_for([&, &part = part] { return bind_session(*session, part, link); });
       if (bound) continue;
       const std::string text = fmt::format("cannot reach the arrival flags of {}: {}",
                                            describe_node(part.node), bound.error().message);
@@ -144,7 +145,7 @@ void ControlPlane::Impl::bind_waiting_regions(Job& job) {
     while (bound < waiting.size() && may_wait() && !job.failed) {
       const RegionAnnounce& region = waiting[bound++];
       // Twice the same was refused when it came.
-      (void)wait_for([&] { return bind_peer_buffer(job, part, region); });
+      (void)wait_for([&, &part = part] { return bind_peer_buffer(job, part, region); });
     }
     waiting.erase(waiting.begin(), waiting.begin() + static_cast<std::ptrdiff_t>(bound));
     if (job.failed || !waiting.empty()) continue;
