@@ -219,8 +219,8 @@ Status Session::Impl::agree(std::string_view tag, std::string_view kind, const S
   const std::size_t most = shm::exchange_blob_bytes_max(options_.world);
   const auto blobs = exchange(tag, std::as_bytes(std::span(why.substr(0, most))),
                               own ? options_.timeout : kRefusalTimeout);
-  MK_RETURN_IF_ERROR(own);
-  MK_RETURN_IF_ERROR(blobs);
+  if (!own) return own;
+  if (!blobs) return propagate(blobs);
   for (std::size_t rank = 0; rank < blobs->size(); ++rank) {
     const std::vector<std::byte>& blob = (*blobs)[rank];
     if (blob.empty()) continue;

@@ -256,7 +256,7 @@ Status SharedWorkspace::replace(Session::Impl& session, const std::string& tag,
   room.data = data;
   const auto made = SharedMemory::make(session, kind, parameters, room, 0, executor_, prepared);
   const auto prepare = [&]() -> Status {
-    MK_RETURN_IF_ERROR(made);
+    if (!made) return propagate(made);
     for (std::size_t i = 0; i < moving.size(); ++i) {
       MK_RETURN_IF_ERROR(moving[i].workspace->place_in(*made, moves[i]));
       MK_RETURN_IF_ERROR(moving[i].op->prepare_move(moves[i].context, moves[i].data_moved));

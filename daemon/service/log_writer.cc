@@ -39,7 +39,7 @@ void send_to_journal(LogWriter::Entry& entry) {
 
 std::size_t bytes_of(const LogWriter::Entry& entry) {
   std::size_t bytes = 0;
-  for (const std::string& part : entry) bytes += sizeof(part) + part.size();
+  for (const std::string& part : entry) bytes += sizeof(std::string) + part.size();
   return bytes;
 }
 
