@@ -2,12 +2,9 @@
 
 #include <fmt/format.h>
 
-#include <condition_variable>
-#include <mutex>
-#include <thread>
-
 #include "daemon/proxy/completion_tracker.h"
 #include "daemon/service/admin_convert.h"
+#include "daemon/service/time_limit.h"
 #include "shm/flag.h"
 #include "shm/progress.h"
 
@@ -24,32 +21,6 @@ constexpr nanoseconds kDrainInterval = std::chrono::milliseconds(10);
 constexpr int kEventsPerChunk = 16'384;
 /// A caller that does not read keeps the recorders on, and others waiting, for so long at most.
 constexpr nanoseconds kUnreadMax = std::chrono::seconds(5);
-
-/// Cancels a call that is not over by then: a write to a caller that does not read waits for ever.
-class CallLimit {
- public:
-  CallLimit(grpc::ServerContext& context, nanoseconds limit)
-      : thread_([this, &context, limit] {
-          std::unique_lock lock(mutex_);
-          if (!over_.wait_for(lock, limit, [this] { return done_; })) context.TryCancel();
-        }) {}
-  ~CallLimit() {
-    {
-      const std::lock_guard lock(mutex_);
-      done_ = true;
-    }
-    over_.notify_all();
-    thread_.join();
-  }
-  CallLimit(const CallLimit&) = delete;
-  CallLimit& operator=(const CallLimit&) = delete;
-
- private:
-  std::mutex mutex_;
-  std::condition_variable over_;
-  bool done_ = false;
-  std::thread thread_;
-};
 
 v1::TraceEvent::Kind kind_of(TraceRecord::Kind kind) {
   switch (kind) {
@@ -122,7 +93,8 @@ grpc::Status TraceRecorder::record(grpc::ServerContext& context,
   for (std::uint32_t rail = 0; rail < node_.rails(); ++rail) node_.trace(rail).start();
   const nanoseconds duration(static_cast<std::int64_t>(asked));
   const grpc::Status status = [&] {
-    const CallLimit limit(context, duration + kUnreadMax);
+    // A write to a caller that does not read waits for ever.
+    const TimeLimit limit(duration + kUnreadMax, "mk-trace-limit", [&] { context.TryCancel(); });
     return send(context, duration, writer);
   }();
   for (std::uint32_t rail = 0; rail < node_.rails(); ++rail) node_.trace(rail).stop();
