@@ -5,8 +5,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <cstring>
 #include <random>
+#include <thread>
 #include <vector>
 
 #include "tests/gpu/attention_reference.h"
@@ -306,6 +308,28 @@ TEST_P(AttentionOnGpu, AGraphReplaysWithNewInputs) {
   cudaStreamDestroy(stream);
 }
 
+TEST_P(AttentionOnGpu, ALaunchBesideABusyDefaultStreamComputesEveryItemOnce) {
+  for (int round = 0; round < 5; ++round) {
+    Case one(problem_of(3, 400, 400, 40, 8, dim(), true, Layout::kRowsFirst, dtype()));
+    // The plan's words have been another's, and what clears them waits in the default stream.
+    void* used = nullptr;
+    test::require(cudaMalloc(&used, 8), "memory");
+    test::require(cudaMemset(used, 0x7f, 8), "memset");
+    test::require(cudaDeviceSynchronize(), "memset");
+    test::require(cudaFree(used), "memory");
+    cudaStream_t stream = nullptr;
+    test::require(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "stream");
+    const auto busy = [](void*) { std::this_thread::sleep_for(std::chrono::milliseconds(50)); };
+    test::require(cudaLaunchHostFunc(nullptr, busy, nullptr), "host function");
+    const AttentionPlan plan = one.plan();
+    ASSERT_TRUE(plan.launch(stream).has_value());
+    ASSERT_TRUE(plan.launch(stream).has_value());
+    test::require(cudaDeviceSynchronize(), "launch");
+    one.expect_right(plan);
+    test::require(cudaStreamDestroy(stream), "stream");
+  }
+}
+
 /// Values of V that are not finite: row, head of all heads, column and what is there, as bits.
 struct NonFinite {
   int row;
@@ -336,6 +360,24 @@ TEST_P(AttentionOnGpu, InfAndNanReachOnlyTheRowsThatSeeThem) {
       auto* to = static_cast<std::uint16_t*>(one.v()) + value.row * one.problem().v.row_stride +
                  value.head * one.problem().v.head_stride + value.column;
       test::require(cudaMemcpy(to, &value.bits, 2, cudaMemcpyHostToDevice), "copy");
+    }
+    one.run_and_judge();
+  }
+}
+
+/// A block has several items of one tile of keys each: what one's V has stays out of the others.
+TEST_P(AttentionOnGpu, InfAndNanOfOneSequenceStayOutOfTheNextOnes) {
+  const auto nan = static_cast<std::uint16_t>(dtype() == DType::kBf16 ? 0x7f81 : 0x7c01);
+  constexpr int kBatch = 500;
+  constexpr int kRows = 60;
+  for (int round = 0; round < 10; ++round) {
+    Case one(problem_of(kBatch, kRows, kRows, 4, 4, dim(), true, Layout::kRowsFirst, dtype()));
+    one.problem().scale = 0.01f;
+    for (int batch = round % 8; batch < kBatch; batch += 8) {
+      const AttentionTensor& v = one.problem().v;
+      auto* to = static_cast<std::uint16_t*>(one.v()) + batch * v.batch_stride +
+                 batch / 8 % 4 * v.head_stride + (kRows - 1) * v.row_stride + batch % dim();
+      test::require(cudaMemcpy(to, &nan, 2, cudaMemcpyHostToDevice), "copy");
     }
     one.run_and_judge();
   }

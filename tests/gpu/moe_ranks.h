@@ -61,6 +61,8 @@ class MoeRanks : public PlacedRanks<MoeRank> {
 
   /// Rows that a rank gets of the set's routing.
   std::uint32_t rows(std::uint32_t rank, std::uint32_t set = 0) const;
+  /// Rows that the operator says its last launch has stored.
+  std::uint32_t told_rows(std::uint32_t rank) const { return ranks_[rank].op->rows(); }
   /// Offsets, rows and every element of y after a launch with that set. What is behind the rows
   /// must be poisoned still, unless launches before have been `behind` them. Empty, or what is
   /// wrong.

@@ -226,6 +226,10 @@ TEST_P(MoeDispatchOnGpus, RowsThatDoNotFitAreThatRanksError) {
       EXPECT_EQ(finished.error().code, ErrorCode::kLimitExceeded);
       EXPECT_THAT(finished.error().message, HasSubstr("sends " + std::to_string(needed) + " rows"));
       EXPECT_TRUE(ranks.untouched(r));
+      EXPECT_EQ(ranks.told_rows(r), 0u);
+      // Asked again, it has nothing new to report, and still no rows.
+      EXPECT_TRUE(ranks.finish(r));
+      EXPECT_EQ(ranks.told_rows(r), 0u);
     }
     check(ranks, Mode::kFused);
     if (HasFatalFailure()) return;

@@ -183,9 +183,12 @@ Result<AttentionPlan> AttentionPlan::create(const AttentionProblem& problem,
   }
   parts->dealer_words.reset(static_cast<std::uint32_t*>(words));
   arguments.dealer_words = parts->dealer_words.get();
-  if (cudaError_t error = cudaMemset(words, 0, 2 * sizeof(std::uint32_t)); error != cudaSuccess) {
+  cudaError_t cleared = cudaMemset(words, 0, 2 * sizeof(std::uint32_t));
+  // Cleared in the default stream; launches may be in others.
+  if (cleared == cudaSuccess) cleared = cudaStreamSynchronize(nullptr);
+  if (cleared != cudaSuccess) {
     return fail(ErrorCode::kSystem, "attention: the items' counter cannot be cleared: {}",
-                cudaGetErrorString(error));
+                cudaGetErrorString(cleared));
   }
   if (cudaError_t error = kernel.prepare(); error != cudaSuccess) {
     return fail(ErrorCode::kSystem, "attention: the device refuses the kernel's shared memory: {}",

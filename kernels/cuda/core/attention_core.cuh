@@ -73,6 +73,9 @@ __device__ __forceinline__ void load_attention(
   };
 
   for (int index = dealer.next(); index < items.count(); index = dealer.next()) {
+    if constexpr (kGateStops<Gate>) {
+      if (gate.stopped()) break;
+    }
     shared.feed.put(fed, index);
     ++fed.count;
     item = items.at(index);
@@ -150,7 +153,7 @@ __device__ __forceinline__ void inspect_attention(AttentionShared<Config>& share
     const MaskedTile& tile = shared.masked[place.slot()];
     const int stage = tile.stage;
     if (stage < 0) return;
-    NonFiniteSearch<Config>::inspect(tile, shared.v[stage], shared.non_finite, shared.item_done,
+    NonFiniteSearch<Config>::inspect(tile, shared.v[stage], shared.non_finite, shared.cleared,
                                      thread);
     if (thread % 32 == 0) ptx::mbarrier_arrive(&shared.v_full[tile.stage]);
   }
@@ -351,7 +354,7 @@ class MathWarpgroup {
       table.clear(threadIdx.x % 128, 128);
     }
     __syncwarp();
-    release(&shared_.item_done[warpgroup_]);
+    if (lane_ == 0) ptx::count_release_shared(&shared_.cleared[warpgroup_]);
     const AttentionItem stored = items_.at(stored_);
     store_row<0>(sums, stored);
     store_row<1>(sums, stored);

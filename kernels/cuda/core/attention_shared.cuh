@@ -48,7 +48,7 @@ struct alignas(1024) AttentionShared {
   Barrier v_empty[kStages];
   Barrier v_raw[kStages];  ///< to the inspecting warps: a masked tile has landed
   MaskedTile masked[kStages];
-  Barrier item_done[kMath];  ///< to the inspecting warps: the warpgroup's table is clear again
+  std::uint32_t cleared[kMath];  ///< to the inspecting warps: by item, 4 warps done with the table
   NonFiniteTable<Config::kHeadDim> non_finite[kMath];
   struct {
     StageCount<ItemFeed::kSlots> fed;  ///< items, empty ones too
@@ -79,7 +79,7 @@ __device__ __forceinline__ void prepare_attention(const Params& params,
   for (int w = 0; w < Config::kMathWarpgroups; ++w) {
     ptx::mbarrier_init(&shared.q_full[w], 1);
     ptx::mbarrier_init(&shared.q_empty[w], 4);
-    ptx::mbarrier_init(&shared.item_done[w], 4);
+    shared.cleared[w] = 0;
   }
   for (int stage = 0; stage < Config::kStages; ++stage) {
     ptx::mbarrier_init(&shared.k_full[stage], 1);

@@ -9,20 +9,24 @@
 
 namespace mk::kernels::cuda {
 
-/// As ptx::mbarrier_wait, but the clock is the timer's upper half (4.3 s), and the end a store to
-/// address 0. A trap where a role has asked for more registers than the kernel begins with makes
-/// ptxas 13.0 keep them from it (C7512).
-__device__ __forceinline__ void wait_lean(std::uint64_t* barrier, std::uint32_t parity) {
+/// Until `came()`, as ptx::mbarrier_wait, but the clock is the timer's upper half (4.3 s), and the
+/// end a store to address 0. A trap where a role has asked for more registers than the kernel
+/// begins with makes ptxas 13.0 keep them from it (C7512).
+template <class Came>
+__device__ __forceinline__ void wait_lean_until(const Came& came) {
   constexpr std::uint32_t kTriesPerLook = 1u << 16;
   constexpr auto kDeadlineTicks = static_cast<std::uint32_t>(ptx::kBlockDeadlineNs >> 32);
   std::uint32_t deadline = 0;
-  for (std::uint32_t tries = 1; !ptx::mbarrier_try_wait(barrier, parity); ++tries) {
+  for (std::uint32_t tries = 1; !came(); ++tries) {
     if (tries % kTriesPerLook != 0) continue;
     std::uint32_t now;
     asm volatile("mov.u32 %0, %%globaltimer_hi;" : "=r"(now));
     if (deadline == 0) deadline = now + kDeadlineTicks;
     if (now > deadline) asm volatile("st.global.u32 [%0], 0;" ::"l"(0ull) : "memory");
   }
+}
+__device__ __forceinline__ void wait_lean(std::uint64_t* barrier, std::uint32_t parity) {
+  wait_lean_until([&] { return ptx::mbarrier_try_wait(barrier, parity); });
 }
 
 /// Waits until `threads` threads, this warp's among them, have come to named barrier `id` (1 to

@@ -58,11 +58,11 @@ class NonFiniteSearch {
   static constexpr int kWarps = 3;
   using Table = NonFiniteTable<Config::kHeadDim>;
 
-  /// Looks through one tile, as one of 32 kWarps threads. `item_done`: phase n ends when the math
-  /// warpgroup has cleared what was in its table for item n.
+  /// Looks through one tile, as one of 32 kWarps threads. `cleared`: warps of the math
+  /// warpgroup that are done with their table, of all items so far.
   static __device__ __forceinline__ void inspect(const MaskedTile& tile, std::uint8_t* v,
                                                  Table (&tables)[Config::kMathWarpgroups],
-                                                 std::uint64_t* item_done, int thread) {
+                                                 const std::uint32_t* cleared, int thread) {
     constexpr int kRunsOfKey = 8;
     constexpr int kRuns = Config::kTileKeys * kRunsOfKey;  // of a column of 64 elements
     constexpr int kTogether = 2;
@@ -84,7 +84,7 @@ class NonFiniteSearch {
         for (int i = 0; i < kTogether; ++i) found |= has_non_finite(run[i]) ? 1u << i : 0u;
 #pragma unroll 1
         for (int i = 0; found >> i != 0; ++i) {
-          if (found >> i & 1) clean(column + first + i * kStep, tile, v, tables, item_done);
+          if (found >> i & 1) clean(column + first + i * kStep, tile, v, tables, cleared);
         }
       }
     }
@@ -110,10 +110,10 @@ class NonFiniteSearch {
 
   static __device__ __forceinline__ void clean(int index, const MaskedTile& tile, std::uint8_t* v,
                                                Table (&tables)[Config::kMathWarpgroups],
-                                               std::uint64_t* item_done) {
+                                               const std::uint32_t* cleared) {
 #pragma unroll 1
-    for (int w = 0; tile.item > 0 && w < Config::kMathWarpgroups; ++w) {
-      wait_lean(&item_done[w], (tile.item - 1) & 1);
+    for (int w = 0; w < Config::kMathWarpgroups; ++w) {
+      wait_lean_until([&] { return ptx::count_acquire_shared(&cleared[w]) >= 4 * tile.item; });
     }
     const int key = index / 8 % Config::kTileKeys;
     const int column = index / (8 * Config::kTileKeys) * 64 + ((index % 8) ^ (key % 8)) * 8;

@@ -112,6 +112,20 @@ __device__ __forceinline__ void mbarrier_wait(std::uint64_t* barrier, std::uint3
   }
 }
 
+/// A count in shared memory, where a phase's parity would not tell it from the one before the last.
+__device__ __forceinline__ void count_release_shared(std::uint32_t* count) {
+  asm volatile("red.release.cta.shared::cta.add.u32 [%0], 1;" ::"r"(shared_address(count))
+               : "memory");
+}
+__device__ __forceinline__ std::uint32_t count_acquire_shared(const std::uint32_t* count) {
+  std::uint32_t value;
+  asm volatile("ld.acquire.cta.shared::cta.u32 %0, [%1];"
+               : "=r"(value)
+               : "r"(shared_address(count))
+               : "memory");
+  return value;
+}
+
 // ---- words that only this GPU's threads use -----------------------------------------------------
 // A release to the whole system takes two microseconds, one to the GPU a third of that.
 

@@ -50,6 +50,18 @@ Status check_c(const char* op, const void* c, std::uint64_t ldc, std::uint32_t n
   return {};
 }
 
+Status check_summed_c(const char* op, const void* c, std::uint64_t ldc, std::uint32_t rows,
+                      std::uint32_t n) {
+  MK_RETURN_IF_ERROR(check_c(op, c, ldc, n));
+  // Of 16 bytes each (VectorWalk).
+  constexpr std::uint64_t kVectorsMax = 1ull << 32;
+  if (rows > 1 && ldc / kElementStep > kVectorsMax / rows) {
+    return fail(ErrorCode::kInvalidArgument,
+                "{}: c, {} rows that lie {} elements apart, spans more than 64 GiB", op, rows, ldc);
+  }
+  return {};
+}
+
 Status check_gated(const char* op, const Epilogue& epilogue, std::uint32_t n) {
   if (!epilogue.gated() || n % (2 * kElementStep) == 0) return {};
   return fail(

@@ -39,6 +39,9 @@ Result<ProductArguments> make_product(const ProductInputs& inputs, const BBox& b
 
 /// `c` of rows `ldc` apart can be stored to; kInvalidArgument.
 Status check_c(const char* op, const void* c, std::uint64_t ldc, std::uint32_t n);
+/// The same of a C of so many rows whose elements are sums, which count its bytes in 36 bits.
+Status check_summed_c(const char* op, const void* c, std::uint64_t ldc, std::uint32_t rows,
+                      std::uint32_t n);
 /// C's rows of a gated product with n columns suit the kernels.
 Status check_gated(const char* op, const Epilogue& epilogue, std::uint32_t n);
 /// `bias` is there if the epilogue wants one, at a multiple of 16 bytes; kInvalidArgument.

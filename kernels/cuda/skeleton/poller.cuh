@@ -33,7 +33,8 @@ class Poller {
       consumed_ = state.controls[lane_].consumed;
       completed_ = state.controls[lane_].completed;
       produced_ = state.controls[lane_].produced;
-      began_ = static_cast<std::uint32_t>(produced_);
+      // The session's: other operators have sent since this one's last launch.
+      began_ = static_cast<std::uint32_t>(shm::load_relaxed(&host.session_lanes[lane_].produced));
     }
     __syncwarp();
   }

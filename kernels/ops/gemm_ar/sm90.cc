@@ -38,7 +38,8 @@ Status GemmArCuda::start(const RankContext& context, const CudaOptions& options)
 
 Status GemmArCuda::launch(cudaStream_t stream, const GemmMatrices& of, std::uint32_t m, Mode mode) {
   MK_RETURN_IF_ERROR(cuda::check_m(kOp, m, plan_.max.m));
-  if (of.c != nullptr) MK_RETURN_IF_ERROR(cuda::check_c(kOp, of.c, of.ldc, plan_.result_columns()));
+  if (of.c != nullptr)
+    MK_RETURN_IF_ERROR(cuda::check_summed_c(kOp, of.c, of.ldc, m, plan_.result_columns()));
   MK_RETURN_IF_ERROR(cuda::check_bias(kOp, plan_.epilogue, of.bias));
   const cuda::OnDevice on_device(device());
   choose_form(stream, m, mode);

@@ -34,8 +34,9 @@ Status GemmRsCuda::start(const RankContext& context, const CudaOptions& options)
 
 Status GemmRsCuda::launch(cudaStream_t stream, const GemmMatrices& of, std::uint32_t m, Mode mode) {
   MK_RETURN_IF_ERROR(cuda::check_m(kOp, m, plan_.max.m));
-  if (shard_of(m, world().size(), world().rank()).count != 0)
-    MK_RETURN_IF_ERROR(cuda::check_c(kOp, of.c, of.ldc, plan_.result_columns()));
+  const std::uint32_t own = shard_of(m, world().size(), world().rank()).count;
+  if (own != 0)
+    MK_RETURN_IF_ERROR(cuda::check_summed_c(kOp, of.c, of.ldc, own, plan_.result_columns()));
   MK_RETURN_IF_ERROR(cuda::check_bias(kOp, plan_.epilogue, of.bias));
   const cuda::OnDevice on_device(device());
   choose_form(stream, m, mode);

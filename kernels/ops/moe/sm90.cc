@@ -1,5 +1,7 @@
 #include "kernels/ops/moe/sm90.h"
 
+#include <algorithm>
+
 #include "kernels/cuda/core/tensor_map.h"
 #include "kernels/cuda/host/on_device.h"
 #include "kernels/cuda/host/operator_inputs.h"
@@ -172,10 +174,14 @@ Status MoeDispatchCuda::bring_tokens(cuda::DmaQueue& queue) const {
   const std::uint32_t rows = launch.routing.tokens;
   const std::uint64_t row_bytes = plan_.tokens.row_bytes;
   const auto source = GatherSource::of(launch.tokens, row_bytes, plan_.tokens.row_bytes, rows);
-  const std::uint64_t piece =
+  const std::uint64_t wanted =
       dma_bytes_ != 0 ? dma_bytes_ : moe_dispatch_dma_bytes(gather.data_bytes(rows));
+  // A CopyJob counts bytes in 32 bits.
+  constexpr std::uint64_t kMost = 1u << 30;
+  const std::uint64_t chunk = plan_.tokens.chunk_bytes;
+  const std::uint64_t piece = std::min(round_up_to(wanted, chunk), kMost / chunk * chunk);
   return gather::bring_rows(
-      gather, rows, round_up_to(piece, plan_.tokens.chunk_bytes), gather::PieceOrder::kPieceByPiece,
+      gather, rows, piece, gather::PieceOrder::kPieceByPiece,
       cuda::DmaSharing{queue, gather, *arguments_.frame.state, launch.context, source});
 }
 
@@ -198,7 +204,8 @@ Result<LaunchStats> MoeDispatchCuda::finish(cudaStream_t stream) {
       cudaMemcpyAsync(&summary, output().summary, sizeof summary, cudaMemcpyDeviceToHost, stream),
       "the plan's summary"));
   MK_RETURN_IF_ERROR(frame().check(cudaStreamSynchronize(stream), "the plan's summary"));
-  rows_ = summary.rows;
+  // After a refusal nothing of it is there, though nothing is reported a second time.
+  rows_ = summary.fits != 0 ? summary.rows : 0;
   return stats;
 }
 
