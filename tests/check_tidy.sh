@@ -18,11 +18,18 @@ work=$build/tidy
 rm -rf "$work"
 mkdir -p "$work/logs"
 
+# A build that compiles several sources as one has no commands for each: those of the preset tidy, with what this build generates.
+commands=$build
+if grep -qs '^CMAKE_UNITY_BUILD:.*=ON' "$build/CMakeCache.txt"; then
+  commands=$PWD/build/tidy
+  cmake --preset tidy $(sed -n 's/^MK_CUTLASS_INCLUDE:PATH=/-DMK_CUTLASS_INCLUDE=/p' "$build/CMakeCache.txt") >"$work/configure.log" 2>&1 || { cat "$work/configure.log" >&2; exit 1; }
+fi
+
 # GCC's precompiled headers and GCC-only warnings mean nothing to clang.
-sed -E 's# -include [^ ]*cmake_pch\.hxx##g; s# -(Winvalid-pch|fpch-preprocess|Wduplicated-cond|Wlogical-op|Wno-error=tsan|Wno-maybe-uninitialized|Werror)##g' \
-  "$build/compile_commands.json" >"$work/compile_commands.json"
+sed -E -e 's# -include [^ ]*cmake_pch\.hxx##g; s# -(Winvalid-pch|fpch-preprocess|Wduplicated-cond|Wlogical-op|Wno-error=tsan|Wno-maybe-uninitialized|Werror)##g' \
+  -e "s#$PWD/build/tidy/generated#$build/generated#g" "$commands/compile_commands.json" >"$work/compile_commands.json"
 sed -n 's/^  "file": "\(.*\)",\{0,1\}$/\1/p' "$work/compile_commands.json" |
-  grep -E "^$PWD/" | grep -vF "$build/" | grep -E '\.(cc|c)$' | grep -E "$filter" | sort -u >"$work/all"
+  grep -E "^$PWD/" | grep -vF "$PWD/build" | grep -E '\.(cc|c)$' | grep -E "$filter" | sort -u >"$work/all"
 # Newest first: what is not committed, then by the last commit; without git, in the order of names.
 { git diff --name-only HEAD; git log --format= --name-only; } 2>/dev/null | awk -v root="$PWD/" '!seen[$0]++ { print root $0 }' |
   grep -xFf "$work/all" >"$work/units"

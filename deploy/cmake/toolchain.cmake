@@ -70,8 +70,8 @@ function(mk_hot target)
   endif()
 endfunction()
 
-# Sanitized builds compile several sources of a target as one (CMAKE_UNITY_BUILD in their presets), which takes two fifths of
-# the time (engine, mkctl and two tests on two cores: 94 s instead of 222). mk_apart(<target> [<source>...]): these, or all, are
+# Builds for development compile several sources of a target as one (CMAKE_UNITY_BUILD in their presets), which takes two fifths
+# of the time (engine, mkctl and two tests, sanitized, on two cores: 94 s instead of 222). mk_apart(<target> [<source>...]): these, or all, are
 # compiled by themselves there, too: names of theirs, in unnamed namespaces, are others' as well.
 function(mk_apart target)
   if(ARGN)
