@@ -29,11 +29,6 @@ namespace {
 
 constexpr std::uint64_t kFailedDrainNs = 2'000'000'000;  ///< for failed sessions at shutdown
 
-struct Task {
-  std::function<void(ControlPlane&)> run;
-  std::function<void()> abandoned;  ///< may be empty
-};
-
 }  // namespace
 
 class ControlLoop::Impl {
@@ -156,6 +151,11 @@ class ControlLoop::Impl {
   const std::string& socket_path() const { return socket_path_; }
 
  private:
+  struct Task {
+    std::function<void(ControlPlane&)> run;
+    std::function<void()> abandoned;  ///< may be empty
+  };
+
   void wake() const {
     const std::uint64_t one = 1;
     // Full means that it is awake already.
