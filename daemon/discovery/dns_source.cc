@@ -30,10 +30,20 @@ DnsSource::DnsSource(const Config& config, const DiscoverySelf& self, const TlsT
       question_(parse_dns_question(config.discovery.dns.name).value_or(DnsQuestion{})),
       server_(config.discovery.dns.server),
       self_(self),
+      tls_files_(tls),
       tls_(tls) {}
+
+void DnsSource::renew_tls() {
+  TlsTexts read = tls_files_.texts();
+  tls_files_.renew();  // for the next look
+  if (read == tls_) return;
+  tls_ = std::move(read);
+  for (auto& [place, host] : hosts_) host.stub.reset();
+}
 
 Result<std::vector<PeerConfig>> DnsSource::look() {
   MK_ASSIGN_OR_RETURN(const auto answers, resolve(question_, server_));
+  renew_tls();
   std::set<std::string> present;
   for (const DnsAnswer& answer : answers) {
     const std::string place = answer.address.text();

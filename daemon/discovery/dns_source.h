@@ -15,6 +15,7 @@
 
 #include "daemon/discovery/discovery.h"
 #include "daemon/discovery/resolver.h"
+#include "daemon/rpc/tls_reader.h"
 #include "proto/mkernel/v1/peer.grpc.pb.h"
 
 namespace mk::daemon {
@@ -45,12 +46,15 @@ class DnsSource final : public DiscoverySource {
     std::string trouble;  ///< with its certificate
   };
   void identify();
+  /// Channels show and trust what the files of [tls] had when they were last read.
+  void renew_tls();
 
   const Config config_;
   const DnsQuestion question_;
   const std::string server_;
   const DiscoverySelf self_;
-  const TlsTexts tls_;
+  TlsReader tls_files_;
+  TlsTexts tls_;                       ///< of the channels in `hosts_`
   std::map<std::string, Host> hosts_;  ///< by address
 };
 
