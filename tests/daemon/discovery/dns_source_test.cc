@@ -389,6 +389,42 @@ TEST_F(DnsSourceTest, TwoDaemonsOfOneIdAreNamed) {
   expect_nodes({at(1, one)});
 }
 
+// DNS still has an address where nobody answers any more, whatever its place in the list.
+TEST_F(DnsSourceTest, ADaemonThatIsElsewhereNowIsNoSecondOne) {
+  for (const bool was_first : {true, false}) {
+    SCOPED_TRACE(was_first);
+    look_with({});
+    auto before = std::make_unique<FakePeer>(1, 8), now = std::make_unique<FakePeer>(1, 9);
+    if ((at(1, *before) < at(1, *now)) != was_first) before.swap(now);
+    const FakePeer three(3, 5);
+    const std::uint16_t left = before->port();
+    publish({left, three.port()});
+    expect_nodes({at(1, *before), at(3, three)});
+    before.reset();
+    publish({left, now->port(), three.port()});
+    const auto found = source_->look();
+    EXPECT_TRUE(found) << found.error().message;
+    expect_nodes({at(1, *now), at(3, three)});
+    // When neither answers, it is where it was last.
+    const std::string last = at(1, *now);
+    const std::uint16_t here = now->port();
+    now.reset();
+    const FakePeer four(4, 6);
+    publish({left, here, three.port(), four.port()});
+    expect_nodes({last, at(3, three), at(4, four)});
+  }
+}
+
+TEST_F(DnsSourceTest, ADaemonOfOurIdThatIsGoneHidesNobody) {
+  const FakePeer one(1, 8);
+  auto like_us = std::make_unique<FakePeer>(0, 5);
+  const std::uint16_t left = like_us->port();
+  publish({one.port(), left});
+  expect_error("has node id 0, as this one does");
+  like_us.reset();
+  expect_nodes({at(1, one)});
+}
+
 TEST_F(DnsSourceTest, FilesOfTlsThatChangeAreTaken) {
   TlsFiles files;
   files.renew("first");

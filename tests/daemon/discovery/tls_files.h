@@ -26,8 +26,8 @@ class TlsFiles {
   }
   TlsTexts read() const { return read("us"); }
   /// Of a server that shows a certificate of the present CA, made out to `names`, and demands one.
-  std::shared_ptr<grpc::ServerCredentials> serve(
-      const std::string& owner, const std::string& names = Wanted().names) const {
+  std::shared_ptr<grpc::ServerCredentials> serve(const std::string& owner,
+                                                 const std::string& names = Wanted().names) const {
     ca_->make(owner, {.names = names});
     const TlsTexts texts = read(owner);
     grpc::SslServerCredentialsOptions options(
