@@ -211,7 +211,8 @@ Status ControlPlane::Impl::on(NodeId node, ExchangePart& exchange) {
   if (exchange.tag.size() > shm::kNameBytesMax) {
     return fail(ErrorCode::kProtocol, "an exchange tag of {} bytes", exchange.tag.size());
   }
-  if (job->state != JobState::kUp || !part->regions_waiting.empty()) {
+  if (job->state != JobState::kUp || !part->regions_waiting.empty() ||
+      !part->exchanges_waiting.empty()) {
     // Its job is up, perhaps with our part of an earlier run: then it is forgotten with its part.
     const auto waiting = static_cast<std::uint64_t>(
         std::ranges::count(part->exchanges_waiting, exchange.rank, &ExchangePart::rank));

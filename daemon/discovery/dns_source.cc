@@ -2,6 +2,7 @@
 
 #include <grpcpp/grpcpp.h>
 
+#include <algorithm>
 #include <set>
 
 #include "daemon/config/discovery_section.h"
@@ -30,10 +31,20 @@ DnsSource::DnsSource(const Config& config, const DiscoverySelf& self, const TlsT
       question_(parse_dns_question(config.discovery.dns.name).value_or(DnsQuestion{})),
       server_(config.discovery.dns.server),
       self_(self),
+      tls_files_(tls),
       tls_(tls) {}
+
+void DnsSource::renew_tls() {
+  TlsTexts read = tls_files_.texts();
+  tls_files_.renew();  // for the next look
+  if (read == tls_) return;
+  tls_ = std::move(read);
+  for (auto& [place, host] : hosts_) host.stub.reset();
+}
 
 Result<std::vector<PeerConfig>> DnsSource::look() {
   MK_ASSIGN_OR_RETURN(const auto answers, resolve(question_, server_));
+  renew_tls();
   std::set<std::string> present;
   for (const DnsAnswer& answer : answers) {
     const std::string place = answer.address.text();
@@ -48,26 +59,36 @@ Result<std::vector<PeerConfig>> DnsSource::look() {
     host.stub = v1::Peer::NewStub(open_channel(answer.address, channel));
   }
   std::erase_if(hosts_, [&](const auto& host) { return !present.contains(host.first); });
-  identify();
+  std::vector<Host*> asked;
+  const auto now = Clock::now();
+  for (auto& [place, host] : hosts_) {
+    if (!host.answers || now - host.answered >= kAskAgain) asked.push_back(&host);
+  }
+  identify(asked);
+  // One of them may have restarted, or be elsewhere, since it was asked.
+  std::vector<Host*> in_question = rivals();
+  std::erase_if(in_question, [&](Host* host) { return std::ranges::count(asked, host) != 0; });
+  identify(in_question);
 
   std::map<std::uint32_t, Host*> nodes;
   for (auto& [place, host] : hosts_) {
     if (!host.known) continue;
     if (host.node == self_.node) {
-      if (host.generation == self_.generation) continue;  // ourselves
-      host.ask_again = {};
+      if (host.generation == self_.generation || !host.answers) continue;  // ourselves, or nobody
       return fail(ErrorCode::kAlreadyExists,
                   "the daemon at {} has node id {}, as this one does; give each its own", place,
                   host.node);
     }
     const auto [at, fresh] = nodes.emplace(host.node, &host);
-    if (!fresh && at->second->generation != host.generation) {
-      // One of them may have restarted since it was asked.
-      host.ask_again = at->second->ask_again = {};
+    if (fresh) continue;
+    const Host& other = *at->second;
+    if (other.answers && host.answers && other.generation != host.generation) {
       return fail(ErrorCode::kAlreadyExists,
                   "the daemons at {} and {} both have node id {}; give each its own",
-                  at->second->answer.address.text(), place, host.node);
-    }  // the same generation: one daemon under two addresses
+                  other.answer.address.text(), place, host.node);
+    }
+    // One daemon: under two addresses, or one of them is where it was before.
+    if (!other.answers && (host.answers || host.answered > other.answered)) at->second = &host;
   }
   std::vector<PeerConfig> peers;
   for (const auto& [node, host] : nodes) {
@@ -75,6 +96,18 @@ Result<std::vector<PeerConfig>> DnsSource::look() {
         {.id = node, .address = host->answer.address, .name = node_name_of(config_, node)});
   }
   return peers;
+}
+
+std::vector<DnsSource::Host*> DnsSource::rivals() {
+  std::map<std::uint32_t, std::set<std::uint64_t>> generations{{self_.node, {self_.generation}}};
+  for (const auto& [place, host] : hosts_) {
+    if (host.known) generations[host.node].insert(host.generation);
+  }
+  std::vector<Host*> all;
+  for (auto& [place, host] : hosts_) {
+    if (host.known && generations.at(host.node).size() > 1) all.push_back(&host);
+  }
+  return all;
 }
 
 std::string DnsSource::remark() const {
@@ -93,16 +126,15 @@ std::vector<Address> DnsSource::silent() const {
   return addresses;
 }
 
-void DnsSource::identify() {
-  const auto now = Clock::now();
+void DnsSource::identify(const std::vector<Host*>& hosts) {
   grpc::CompletionQueue queue;
   std::map<Host*, Call> calls;
-  for (auto& [place, host] : hosts_) {
-    if (host.known && now < host.ask_again) continue;
-    Call& call = calls[&host];
+  for (Host* const host : hosts) {
+    host->answers = false;
+    Call& call = calls[host];
     call.context.set_deadline(std::chrono::system_clock::now() + kIdentifyTimeout);
-    call.reader = host.stub->AsyncIdentify(&call.context, v1::IdentifyRequest(), &queue);
-    call.reader->Finish(&call.response, &call.status, &host);
+    call.reader = host->stub->AsyncIdentify(&call.context, v1::IdentifyRequest(), &queue);
+    call.reader->Finish(&call.response, &call.status, host);
   }
   for (std::size_t left = calls.size(); left > 0; --left) {
     void* tag = nullptr;
@@ -125,10 +157,10 @@ void DnsSource::identify() {
       }
     }
     host.trouble.clear();
-    host.known = true;
+    host.known = host.answers = true;
+    host.answered = Clock::now();
     host.node = node;
     host.generation = call.response.generation();
-    host.ask_again = now + kAskAgain;
   }
   queue.Shutdown();
   void* tag = nullptr;

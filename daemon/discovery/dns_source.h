@@ -15,6 +15,7 @@
 
 #include "daemon/discovery/discovery.h"
 #include "daemon/discovery/resolver.h"
+#include "daemon/rpc/tls_reader.h"
 #include "proto/mkernel/v1/peer.grpc.pb.h"
 
 namespace mk::daemon {
@@ -25,8 +26,8 @@ class DnsSource final : public DiscoverySource {
   DnsSource(const Config& config, const DiscoverySelf& self, const TlsTexts& tls);
 
   /// Nodes that answered now or did before, while DNS has their address; an address that has never
-  /// answered is left out. Two daemons with one node id, or with ours, are an error that names
-  /// them.
+  /// answered is left out. Two daemons that answer with one node id, or one with ours, are an error
+  /// that names them. An address that does not answer now yields to one that does.
   Result<std::vector<PeerConfig>> look() override;
   /// Those whose certificate speaks for another node than they say they are: they are left out.
   std::string remark() const override;
@@ -41,16 +42,23 @@ class DnsSource final : public DiscoverySource {
     bool known = false;  ///< it has said who it is
     std::uint32_t node = 0;
     std::uint64_t generation = 0;
-    Clock::time_point ask_again;
-    std::string trouble;  ///< with its certificate
+    bool answers = false;        ///< it has said so when it was asked last
+    Clock::time_point answered;  ///< when it said so last
+    std::string trouble;         ///< with its certificate
   };
-  void identify();
+  /// Asks all of them at once who they are.
+  void identify(const std::vector<Host*>& hosts);
+  /// Those known as one node under different generations, or as this node under another.
+  std::vector<Host*> rivals();
+  /// Channels show and trust what the files of [tls] had when they were last read.
+  void renew_tls();
 
   const Config config_;
   const DnsQuestion question_;
   const std::string server_;
   const DiscoverySelf self_;
-  const TlsTexts tls_;
+  TlsReader tls_files_;
+  TlsTexts tls_;                       ///< of the channels in `hosts_`
   std::map<std::string, Host> hosts_;  ///< by address
 };
 

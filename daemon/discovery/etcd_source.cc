@@ -84,8 +84,15 @@ EtcdSource::EtcdSource(const Config& config, const DiscoverySelf& self, const Tl
       prefix_(config.discovery.etcd.prefix),
       ttl_seconds_(static_cast<std::int64_t>(config.discovery.etcd.ttl_ns / 1'000'000'000)),
       self_(self),
-      value_(Json{{"address", self.advertise.text()}, {"version", self.version}}.dump()) {
-  for (const std::string& text : config.discovery.etcd.endpoints) {
+      value_(Json{{"address", self.advertise.text()}, {"version", self.version}}.dump()),
+      tls_files_(tls),
+      tls_(tls) {
+  open_endpoints(tls);
+}
+
+void EtcdSource::open_endpoints(const TlsTexts& tls) {
+  endpoints_.clear();
+  for (const std::string& text : config_.discovery.etcd.endpoints) {
     const auto address = parse_address(text, false);
     if (!address) continue;  // checked with the configuration
     ChannelOptions options;
@@ -96,10 +103,19 @@ EtcdSource::EtcdSource(const Config& config, const DiscoverySelf& self, const Tl
   }
 }
 
+void EtcdSource::renew_tls() {
+  TlsTexts read = tls_files_.texts();
+  tls_files_.renew();  // for the next look
+  if (read == tls_) return;
+  tls_ = std::move(read);
+  open_endpoints(tls_);
+}
+
 EtcdSource::Nodes EtcdSource::look() { return ask_in_turn(&EtcdSource::look_at); }
 EtcdSource::Nodes EtcdSource::list() { return ask_in_turn(&EtcdSource::read_list); }
 
 EtcdSource::Nodes EtcdSource::ask_in_turn(Nodes (EtcdSource::*ask)(Endpoint&)) {
+  renew_tls();
   std::string reasons;
   for (std::size_t i = 0; i < endpoints_.size(); ++i) {
     const std::size_t at = (first_ + i) % endpoints_.size();

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "daemon/discovery/discovery.h"
+#include "daemon/rpc/tls_reader.h"
 #include "proto/etcd/rpc.grpc.pb.h"
 
 namespace mk::daemon {
@@ -40,6 +41,9 @@ class EtcdSource final : public DiscoverySource {
     std::unique_ptr<etcdserverpb::Lease::Stub> lease;
   };
   using Nodes = Result<std::vector<PeerConfig>>;
+  void open_endpoints(const TlsTexts& tls);
+  /// The endpoints' channels show and trust what etcd's files had when they were last read.
+  void renew_tls();
   /// What `ask` gets from the first endpoint that answers.
   Nodes ask_in_turn(Nodes (EtcdSource::*ask)(Endpoint&));
   Nodes look_at(Endpoint& endpoint);
@@ -59,6 +63,8 @@ class EtcdSource final : public DiscoverySource {
   const std::int64_t ttl_seconds_;
   const DiscoverySelf self_;
   const std::string value_;
+  TlsReader tls_files_;
+  TlsTexts tls_;  ///< of the channels in `endpoints_`
   std::vector<Endpoint> endpoints_;
   std::size_t first_ = 0;   ///< the endpoint that answered last
   std::int64_t lease_ = 0;  ///< 0: none

@@ -25,7 +25,7 @@ bool Engine::pass() {
   now_ns_ = read_clock();
   bool worked = read_mail();
   worked = poll_endpoint() || worked;
-  worked = take_commands() != 0 || worked;
+  worked = take_commands() || worked;
   worked = finish_links() || worked;
   if (settle_due_) worked = settle() || worked;
   stats_.passes.add(1);
@@ -196,23 +196,26 @@ void Engine::on_link_down(const fabric::Event& event) {
 // -- rings
 // ----------------------------------------------------------------------------------------------------------
 
-std::uint32_t Engine::take_commands() {
+bool Engine::take_commands() {
   const std::span<Session* const> sessions = sessions_.all();
+  const bool resumed = swept_ != 0;
   more_expected_ = false;
-  sweep_ended_ = true;
+  sweep_ended_ = false;
   paced_until_ns_ = 0;
   std::uint32_t moved = 0;
-  for (std::size_t i = 0; i < sessions.size(); ++i) {
+  for (; swept_ < sessions.size(); ++swept_) {
     if (moved >= kPassCommandsMax) {
-      sweep_ended_ = false;
       more_expected_ = true;
-      break;
+      return true;
     }
     if (next_session_ >= sessions.size()) next_session_ = 0;
     Session& session = *sessions[next_session_++];
     if (!session.fenced) moved += take_from(session);
   }
-  return moved;
+  sweep_ended_ = true;
+  swept_ = 0;
+  // The pass knows nothing of the sessions that had their turn in the passes before.
+  return moved != 0 || resumed;
 }
 
 std::uint32_t Engine::take_from(Session& session) {

@@ -87,7 +87,8 @@ class Engine {
   void on_link_down(const fabric::Event& event);
   void publish_completed();
 
-  std::uint32_t take_commands();
+  /// Goes on with the sweep, as far as one pass may. Whether there may be more to do at once.
+  bool take_commands();
   std::uint32_t take_from(Session& session);
   std::uint32_t take_turn(Session& session, Lane& lane);
   bool take_next(Session& session, Lane& lane, std::uint64_t& bytes);
@@ -135,8 +136,11 @@ class Engine {
 
   std::uint64_t now_ns_ = 0;
   std::uint64_t batch_number_ = 0;
-  std::uint64_t posted_ = 0;      ///< writes with the fabric
-  std::size_t next_session_ = 0;  ///< where the sweep over the sessions goes on
+  std::uint64_t posted_ = 0;  ///< writes with the fabric
+  // A sweep gives each session one turn, in as many passes as that takes: rounds begin between
+  // sweeps, so sessions that fill whole passes keep no round from the others.
+  std::size_t next_session_ = 0;
+  std::size_t swept_ = 0;  ///< sessions that had their turn in this sweep
   bool sweep_ended_ = true;
   bool more_expected_ = false;         ///< a lane's turn ended before its ring was empty
   std::uint32_t answers_waiting_ = 0;  ///< unbinds, resets and fences not yet answered

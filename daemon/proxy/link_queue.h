@@ -77,8 +77,8 @@ class LinkQueue {
     return !full();
   }
 
-  /// After every lane had its turn: begins a round when only sessions without credit wait. Returns
-  /// whether it did.
+  /// After every session had its turn: begins a round when only sessions without credit wait.
+  /// Returns whether it did.
   bool end_sweep() {
     const bool advance = rounds_wanted_ != 0 && !crowded_;
     if (advance) round_ += rounds_wanted_;
@@ -140,7 +140,7 @@ class LinkQueue {
   std::uint32_t count_ = 0;
   std::uint32_t in_flight_ = 0;
   bool refused_ = false;  ///< the endpoint or the depth took less than offered in this pass
-  bool crowded_ = false;  ///< a session with credit found the queue full in this pass
+  bool crowded_ = false;  ///< a session with credit found the queue full in this sweep
   std::uint64_t rounds_wanted_ =
       0;  ///< the fewest rounds after which a waiting session without credit has some
   std::uint64_t round_ = 0;

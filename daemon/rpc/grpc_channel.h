@@ -22,6 +22,7 @@ struct TlsTexts {
   std::string cert, key, ca;
   std::string cert_path{}, key_path{}, ca_path{};
   bool enabled() const { return !cert.empty(); }
+  friend bool operator==(const TlsTexts&, const TlsTexts&) = default;
 };
 /// Reads the three files; empty paths give empty texts. Errors name the file.
 Result<TlsTexts> read_tls(const std::string& cert, const std::string& key, const std::string& ca);

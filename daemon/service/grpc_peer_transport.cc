@@ -39,14 +39,14 @@ std::unique_ptr<v1::Peer::Stub> GrpcPeerTransport::Impl::make_stub(Peer& peer,
   channel.reconnect_min = options_.backoff_min;
   channel.keepalive_time = options_.keepalive_time;
   channel.keepalive_timeout = options_.keepalive_timeout;
-  peer.certificate = tls.cert;
+  peer.tls = tls;
   return v1::Peer::NewStub(open_channel(peer.config.address, channel));
 }
 
-void GrpcPeerTransport::Impl::renew_certificate(Peer& peer) {
+void GrpcPeerTransport::Impl::renew_tls(Peer& peer) {
   if (options_.tls.cert_path.empty() || peer.config.address.unix_socket) return;
   const TlsTexts tls = tls_.texts();
-  if (tls.cert != peer.certificate) peer.stub = make_stub(peer, tls);
+  if (tls != peer.tls) peer.stub = make_stub(peer, tls);
 }
 
 void GrpcPeerTransport::Impl::start() {

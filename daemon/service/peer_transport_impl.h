@@ -62,7 +62,7 @@ class GrpcPeerTransport::Impl final : public PeerStreamOwner {
   struct Peer {
     PeerConfig config;
     std::unique_ptr<v1::Peer::Stub> stub;  ///< null: the peer calls
-    std::string certificate;               ///< ours, that `stub` shows
+    TlsTexts tls;                          ///< what `stub` shows and trusts
     PeerStream* stream = nullptr;          ///< calling, or greeted
     std::optional<PeerClock::time_point> call_at;
     std::chrono::milliseconds backoff{0};
@@ -109,8 +109,8 @@ class GrpcPeerTransport::Impl final : public PeerStreamOwner {
   void place(Peer& peer, const PeerConfig& config);
 
   // With mutex_ held:
-  /// Before a call: the certificate's files may have been read anew.
-  void renew_certificate(Peer& peer);
+  /// Before a call: the files of [tls] may have been read anew.
+  void renew_tls(Peer& peer);
   void call(Peer& peer);
   void enqueue(PeerStream& stream, v1::PeerMessage message);
   void greet(PeerStream& stream, PeerHello hello, std::size_t bytes);

@@ -23,7 +23,7 @@ constexpr std::size_t kReasonBytesMax = 1024;
 
 void GrpcPeerTransport::Impl::call(Peer& peer) {
   peer.call_at.reset();
-  renew_certificate(peer);
+  renew_tls(peer);
   auto* stream = new CallingStream(*peer.stub, *this);  // deleted in on_done
   stream->node = peer.config.id;
   stream->since_ns = peer_clock_ns();

@@ -172,8 +172,8 @@ Result<LinkId> OfiEndpoint::connect(std::span<const std::byte> bytes,
     }
   }
   links_.sweep();
-  // Data and notification of each write, and one question for the rest of them.
-  MK_ASSIGN_OR_RETURN(Port port, domain_->open_port(2 * std::size_t{capabilities_.link_depth} + 1));
+  // Data and notification of each write, one empty write before them, and one for the rest.
+  MK_ASSIGN_OR_RETURN(Port port, domain_->open_port(2 * std::size_t{capabilities_.link_depth} + 2));
   fi_addr_t to = FI_ADDR_UNSPEC;
   if (const int rc = ::fi_av_insert(port.addresses.get(), peer->name, 1, &to, 0, nullptr);
       rc != 1) {

@@ -48,7 +48,8 @@ Link::Link(Port port, fi_addr_t peer, const Address& address, std::string peer_n
       operations_(depth),
       waiting_(depth),
       done_(depth),
-      acknowledgements_(depth) {
+      acknowledgements_(depth),
+      knocked_(!manner.completes_early) {
   free_.reserve(depth);
   for (Operation& operation : operations_) {
     operation.data.operation = &operation;
@@ -94,7 +95,28 @@ void Link::close_refused(long rc) {
                     ::fi_strerror(static_cast<int>(-rc))));
 }
 
+long Link::submit_empty(Context& context) {
+  fi_msg_rma message{};
+  const fi_rma_iov nothing{address_.doorbell_base, 0, address_.doorbell_key};
+  message.addr = peer_;
+  message.rma_iov = &nothing;
+  message.rma_iov_count = 1;
+  message.context = &context.scratch;
+  const long rc =
+      ::fi_writemsg(port_.endpoint.get(), &message, FI_DELIVERY_COMPLETE | FI_COMPLETION);
+  if (rc == 0) ++in_flight_;
+  return rc;
+}
+
+long Link::knock() {
+  if (knocked_) return 0;
+  const long rc = submit_empty(knock_);
+  knocked_ = rc == 0;
+  return rc;
+}
+
 long Link::submit(Operation& operation, bool more) {
+  if (const long rc = knock(); rc != 0) return rc;
   const Write& write = operation.write;
   operation.asks = manner_.completes_early && acknowledgements_.due();
   const std::uint64_t last =
@@ -142,17 +164,9 @@ void Link::finish_acknowledged() {
 
 void Link::ask_for_rest() {
   if (!acknowledgements_.rest_waits()) return;
-  fi_msg_rma message{};
-  const fi_rma_iov nothing{address_.doorbell_base, 0, address_.doorbell_key};
-  message.addr = peer_;
-  message.rma_iov = &nothing;
-  message.rma_iov_count = 1;
-  message.context = &ask_.scratch;
-  const long rc =
-      ::fi_writemsg(port_.endpoint.get(), &message, FI_DELIVERY_COMPLETE | FI_COMPLETION);
+  const long rc = submit_empty(ask_);
   if (rc == -FI_EAGAIN) return;
   if (rc != 0) return close_refused(rc);
-  ++in_flight_;
   ask_end_ = acknowledgements_.ask_for_rest();
 }
 
@@ -186,14 +200,15 @@ void Link::progress(std::uint64_t now_ns) {
   if (!down_) ask_for_rest();
   if (down_ || !busy()) return;
   const bool reconnecting = ever_completed_ && in_flight_ == 0;
-  const std::uint64_t limit = reconnecting      ? std::min(kReconnectNs, limits_.connect_ns)
-                              : ever_completed_ ? limits_.write_ns
-                                                : limits_.connect_ns;
+  const bool connected = ever_completed_ || introduction_ != nullptr;  // the handshake is done
+  const std::uint64_t limit = reconnecting ? std::min(kReconnectNs, limits_.connect_ns)
+                              : connected  ? limits_.write_ns
+                                           : limits_.connect_ns;
   if (now_ns - std::min(now_ns, progress_ns_) <= limit) return;
   const double seconds = static_cast<double>(limit) / 1e9;
   if (reconnecting) {
     close(fmt::format("{} closed the connection and accepts no new one", peer_name_));
-  } else if (ever_completed_) {
+  } else if (connected) {
     close(fmt::format("{} took no data for {} s", peer_name_, seconds));
   } else {
     close(fmt::format("{} did not accept a connection within {} s", peer_name_, seconds));
@@ -242,6 +257,7 @@ void Link::take_completions(std::uint64_t now_ns) {
     progress_ns_ = now_ns;
     ever_completed_ = true;
     --in_flight_;
+    if (context == &knock_) continue;
     if (context == &ask_) {
       acknowledgements_.acknowledge(ask_end_);
       continue;

@@ -55,7 +55,7 @@ class OfiRemoteRegion final : public RemoteRegion {
 class Link : public LinkBase {
  public:
   struct Limits {
-    std::uint64_t connect_ns;  ///< for the first completion
+    std::uint64_t connect_ns;  ///< until the peer has answered anything
     std::uint64_t write_ns;    ///< without any progress
   };
   /// How the provider is to be used; see Domain.
@@ -116,6 +116,11 @@ class Link : public LinkBase {
 
   /// 0 when the operation is libfabric's, -FI_EAGAIN when it must wait, else an error.
   long submit(Operation& operation, bool more);
+  /// The same of an empty write that the peer acknowledges.
+  long submit_empty(Context& context);
+  /// The same of one that goes before all else, where nothing else tells how long a connection
+  /// takes and how long the data: once.
+  long knock();
   void close_refused(long rc);
   long submit_write(const void* source, std::size_t bytes, void* descriptor, std::uint64_t target,
                     std::uint64_t key, const Operation& operation, Context& context,
@@ -152,7 +157,9 @@ class Link : public LinkBase {
   std::size_t done_head_ = 0;
   std::size_t done_tail_ = 0;
   Acknowledgements acknowledgements_;  ///< used where Manner::completes_early
-  Context ask_;                        ///< of `ask_for_rest`, one at a time
+  Context knock_;
+  bool knocked_;
+  Context ask_;  ///< of `ask_for_rest`, one at a time
   std::uint64_t ask_end_ = 0;
   std::uint32_t in_flight_ = 0;
   std::uint64_t progress_ns_ = 0;  ///< when the link last got on, or began to be busy

@@ -11,6 +11,7 @@
 #include <sys/socket.h>
 
 #include <cstring>
+#include <filesystem>
 #include <map>
 #include <mutex>
 #include <thread>
@@ -18,7 +19,7 @@
 #include "daemon/config/discovery_section.h"
 #include "daemon/discovery/bystander.h"
 #include "shm/host/unique_fd.h"
-#include "tests/daemon/service/temp_folder.h"
+#include "tests/daemon/discovery/tls_files.h"
 
 namespace mk::daemon {
 namespace {
@@ -226,9 +227,12 @@ TEST(Resolver, AServerHasAnIpv4Address) {
 /// A daemon that says who it is.
 class FakePeer final : public v1::Peer::Service {
  public:
-  FakePeer(std::uint32_t node, std::uint64_t generation) : node_(node), generation_(generation) {
+  FakePeer(std::uint32_t node, std::uint64_t generation,
+           const std::shared_ptr<grpc::ServerCredentials>& credentials =
+               grpc::InsecureServerCredentials())
+      : node_(node), generation_(generation) {
     grpc::ServerBuilder builder;
-    builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(), &port_);
+    builder.AddListeningPort("127.0.0.1:0", credentials, &port_);
     builder.RegisterService(this);
     server_ = builder.BuildAndStart();
   }
@@ -254,10 +258,13 @@ class DnsSourceTest : public testing::Test {
  protected:
   DnsSourceTest() {
     dns_.add("host.test", kA, ipv4("127.0.0.1"));
+    look_with({});
+  }
+  void look_with(const TlsTexts& tls) {
     Config config;
     config.discovery.kind = "dns";
     config.discovery.dns = {kService, dns_.server()};
-    source_ = std::make_unique<DnsSource>(config, DiscoverySelf{0, 100, {}}, TlsTexts{});
+    source_ = std::make_unique<DnsSource>(config, DiscoverySelf{0, 100, {}}, tls);
   }
   void publish(const std::vector<std::uint16_t>& ports) {
     dns_.forget(kService);
@@ -380,6 +387,55 @@ TEST_F(DnsSourceTest, TwoDaemonsOfOneIdAreNamed) {
   expect_error(fmt::format("at 127.0.0.1:{} has node id 0, as this one does", like_us.port()));
   publish({one.port()});
   expect_nodes({at(1, one)});
+}
+
+// DNS still has an address where nobody answers any more, whatever its place in the list.
+TEST_F(DnsSourceTest, ADaemonThatIsElsewhereNowIsNoSecondOne) {
+  for (const bool was_first : {true, false}) {
+    SCOPED_TRACE(was_first);
+    look_with({});
+    auto before = std::make_unique<FakePeer>(1, 8), now = std::make_unique<FakePeer>(1, 9);
+    if ((at(1, *before) < at(1, *now)) != was_first) before.swap(now);
+    const FakePeer three(3, 5);
+    const std::uint16_t left = before->port();
+    publish({left, three.port()});
+    expect_nodes({at(1, *before), at(3, three)});
+    before.reset();
+    publish({left, now->port(), three.port()});
+    const auto found = source_->look();
+    EXPECT_TRUE(found) << found.error().message;
+    expect_nodes({at(1, *now), at(3, three)});
+    // When neither answers, it is where it was last.
+    const std::string last = at(1, *now);
+    const std::uint16_t here = now->port();
+    now.reset();
+    const FakePeer four(4, 6);
+    publish({left, here, three.port(), four.port()});
+    expect_nodes({last, at(3, three), at(4, four)});
+  }
+}
+
+TEST_F(DnsSourceTest, ADaemonOfOurIdThatIsGoneHidesNobody) {
+  const FakePeer one(1, 8);
+  auto like_us = std::make_unique<FakePeer>(0, 5);
+  const std::uint16_t left = like_us->port();
+  publish({one.port(), left});
+  expect_error("has node id 0, as this one does");
+  like_us.reset();
+  expect_nodes({at(1, one)});
+}
+
+TEST_F(DnsSourceTest, FilesOfTlsThatChangeAreTaken) {
+  TlsFiles files;
+  files.renew("first");
+  look_with(files.read());
+  const FakePeer one(1, 8, files.serve("one", "DNS:host.test,DNS:node-1.test"));
+  publish({one.port()});
+  expect_nodes({at(1, one)});
+  files.renew("second");
+  const FakePeer two(2, 7, files.serve("two", "DNS:host.test,DNS:node-2.test"));
+  publish({one.port(), two.port()});
+  expect_nodes({at(1, one), at(2, two)});
 }
 
 }  // namespace

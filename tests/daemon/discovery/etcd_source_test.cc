@@ -15,7 +15,8 @@
 
 #include "daemon/discovery/bystander.h"
 #include "shm/limits.h"
-#include "tests/daemon/service/temp_folder.h"
+#include "tests/daemon/discovery/tls_files.h"
+#include "tests/daemon/service/process_rig.h"
 
 namespace mk::daemon {
 namespace {
@@ -30,10 +31,11 @@ constexpr const char* kPrefix = "/mkernel/nodes/";
 /// The part of etcd that is used, in memory. Everything under `mutex`.
 class FakeEtcd final : public KV::Service, public Lease::Service {
  public:
-  FakeEtcd() {
+  explicit FakeEtcd(const std::shared_ptr<grpc::ServerCredentials>& credentials =
+                        grpc::InsecureServerCredentials()) {
     int port = 0;
     grpc::ServerBuilder builder;
-    builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(), &port);
+    builder.AddListeningPort("127.0.0.1:0", credentials, &port);
     builder.RegisterService(static_cast<KV::Service*>(this));
     builder.RegisterService(static_cast<Lease::Service*>(this));
     server_ = builder.BuildAndStart();
@@ -142,13 +144,14 @@ class FakeEtcd final : public KV::Service, public Lease::Service {
 class EtcdSourceTest : public testing::Test {
  protected:
   std::unique_ptr<EtcdSource> source(std::uint32_t node, std::uint16_t port,
-                                     std::vector<std::string> endpoints = {}) {
+                                     std::vector<std::string> endpoints = {},
+                                     const TlsTexts& tls = {}) {
     Config config;
     config.discovery.etcd.endpoints =
         endpoints.empty() ? std::vector{etcd_.endpoint} : std::move(endpoints);
     config.discovery.etcd.prefix = kPrefix;
     return std::make_unique<EtcdSource>(
-        config, DiscoverySelf{node, 1, {.host = "10.0.0.1", .port = port}}, TlsTexts{});
+        config, DiscoverySelf{node, 1, {.host = "10.0.0.1", .port = port}}, tls);
   }
   /// "id@address" of what a look finds; the error otherwise.
   static std::vector<std::string> look(EtcdSource& source) {
@@ -285,6 +288,21 @@ TEST_F(EtcdSourceTest, AKeyThatChangesMeanwhileIsTriedAgainAtTheNextLook) {
     };
   });
   EXPECT_THAT(look(*two), ElementsAre(HasSubstr("came and went")));
+}
+
+TEST_F(EtcdSourceTest, FilesOfTlsThatChangeAreTaken) {
+  TlsFiles files;
+  files.renew("first");
+  auto before = std::make_unique<FakeEtcd>(files.serve("etcd"));
+  const TlsTexts tls = files.read();
+  files.renew("second");
+  FakeEtcd after(files.serve("etcd"));
+  const auto one = source(1, 71, {before->endpoint, after.endpoint}, tls);
+  EXPECT_TRUE(one->look());
+  before.reset();
+  EXPECT_TRUE(eventually([&] { return one->look().has_value(); }));
+  std::lock_guard lock(after.mutex);
+  EXPECT_TRUE(after.keys.contains(key(1)));
 }
 
 TEST_F(EtcdSourceTest, ThoseThatDoNotAnswerAreNamed) {

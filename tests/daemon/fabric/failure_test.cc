@@ -274,8 +274,51 @@ TEST_P(FailureTest, GivingALinkUpReportsEveryWriteOnce) {
 INSTANTIATE_TEST_SUITE_P(Fabrics, FailureTest, testing::ValuesIn(setups_that_notice_death()),
                          setup_name);
 
-// libfabric keeps whatever RDMA device it finds, a software NIC too.
+// What the other programs have no fabrics for, and where libfabric keeps an RDMA device that it
+// finds, a software NIC too.
 #if !defined(MK_SOFT_NIC) && !defined(MK_SOFT_EFA)
+class TcpTest : public FabricTest {};
+
+// It has accepted the connection, so it has the time of a write, and not of a connection.
+TEST_P(TcpTest, APeerThatTakesLongOverTheFirstWriteKeepsItsLink) {
+  FabricSetup setup = GetParam();
+  setup.config.connect_timeout_ns = soon_ns(2);
+  setup.config.write_timeout_ns = soon_ns(60);
+  Node a(setup);
+  Node b(setup);
+  const TestLink link = join(a, b);
+  constexpr std::uint32_t kBytes = 64 << 20;
+  const Memory source = a.memory(kBytes);
+  const Memory target = b.memory(kBytes);
+  fill_random({source.data(), kBytes}, 1);
+  source.data()[0] = ~kPoison;
+  const auto remote = import(a, link, target);
+  const Write write = make_write(link, 1, 1, 5, source, 0, *remote, 0, kBytes);
+  const auto posted = std::chrono::steady_clock::now();
+  const auto done = [&] { return a.completed.contains(5) || !a.links_down.empty(); };
+  ASSERT_TRUE(post_all(a, link.id, {&write, 1}, {&a, &b}));
+  ASSERT_TRUE(pump({&a, &b}, [&] { return target.data()[0] != kPoison || done(); }));
+  b.poll();  // so that its answers have left, too
+  b.poll();
+  const auto later = posted + std::chrono::nanoseconds(soon_ns(3));
+  while (!done() && std::chrono::steady_clock::now() < later) a.poll();
+  ASSERT_TRUE(pump({&a, &b}, done));
+  ASSERT_TRUE(a.links_down.empty()) << a.endpoint->link_reason(link.id);
+  ASSERT_TRUE(pump({&a, &b}, [&] { return b.flag(1) == 1; }));
+  EXPECT_EQ(0, std::memcmp(source.data(), target.data(), kBytes));
+}
+
+std::vector<FabricSetup> tcp_setups() {
+  std::vector<FabricSetup> setups = all_setups();
+  std::erase_if(setups, [](const FabricSetup& setup) {
+    return (setup.config.provider != "tcp" && setup.config.provider != "net") ||
+           setup.gpus != nullptr;
+  });
+  return setups;
+}
+
+INSTANTIATE_TEST_SUITE_P(Fabrics, TcpTest, testing::ValuesIn(tcp_setups()), setup_name);
+
 TEST(OpenEndpointTest, UnknownNamesAreRefusedWithWhatIsAllowed) {
   EndpointConfig config;
   config.fabric = "carrier-pigeon";

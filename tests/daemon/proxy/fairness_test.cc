@@ -7,6 +7,7 @@
 #include <map>
 #include <vector>
 
+#include "daemon/proxy/engine.h"
 #include "tests/daemon/proxy/proxy_rig.h"
 
 namespace mk::daemon::test {
@@ -175,6 +176,55 @@ TEST(Fairness, ManySessionsBeyondAPassesBudgetAreAllServed) {
   EXPECT_GT(least, 0u);
   EXPECT_LE(most - least, most / 10);
 }
+
+/// Sessions that fill a whole pass each, and one on a link of its own that nobody else wants.
+class FilledPasses : public testing::TestWithParam<SessionSlot> {
+ protected:
+  FilledPasses() {
+    for (SessionSlot slot = 0; slot < GetParam(); ++slot) {
+      auto& filler = rig.add_session(slot, {.lanes = 16, .outstanding_max = 1024, .weight = 1000});
+      rig.bind_peer(filler, 1, slot);
+      for (std::uint32_t lane = 0; lane < 16; ++lane) rig.keep_full(filler, 1, lane);
+    }
+    other = &rig.add_session(GetParam());
+    rig.bind_peer(*other, 1, 7);
+    rig.keep_full(*other, 1);
+  }
+  /// Enough sweeps for many rounds of the other's, and far fewer than a round of a filler's has.
+  void expect_rounds_for_the_other() {
+    constexpr int kSweeps = 200;
+    rig.carry(kSweeps * static_cast<int>(GetParam() + 1));
+    for (SessionSlot slot = 0; slot < GetParam(); ++slot) {
+      EXPECT_GT(rig.sessions[slot]->completed(), 2u * kSweeps) << "it filled no passes";
+    }
+    EXPECT_GT(other->completed(), kSweeps / 2 * std::uint64_t{kLaneTurnMax});
+  }
+
+  CongestedRig rig{100'000};
+  TestSession* other = nullptr;
+};
+
+TEST_P(FilledPasses, ByARoundOfAThousandKeepNoRoundFromOthers) { expect_rounds_for_the_other(); }
+
+TEST_P(FilledPasses, ByCommandsToARankThatLeftKeepNoRoundFromOthers) {
+  for (SessionSlot slot = 0; slot < GetParam(); ++slot) rig.proxy->apply(RetirePeer{slot, 1});
+  expect_rounds_for_the_other();
+}
+
+// A pass that finds nothing for the rest of the sessions says that there may be more, so the thread
+// does not sleep on what the first ones have left.
+TEST(Fairness, APassThatEndsASweepIsNotTheLastWithWork) {
+  ProxyRig rig;
+  auto& busy = rig.add_session(0, {.lanes = 16});
+  auto& idle = rig.add_session(1);
+  for (auto* session : {&busy, &idle}) rig.bind_peer(*session, 1, 0);
+  rig.proxy->apply(RetirePeer{0, 1});  // so that no completion is work, either
+  for (std::uint32_t lane = 0; lane < 16; ++lane) busy.push(1, 1000, lane);
+  rig.run();
+  for (std::uint32_t lane = 0; lane < 16; ++lane) EXPECT_EQ(busy.completed(lane), 1000u) << lane;
+}
+
+INSTANTIATE_TEST_SUITE_P(Sessions, FilledPasses, testing::Values(1u, 2u, 3u, 7u));
 
 }  // namespace
 }  // namespace mk::daemon::test
