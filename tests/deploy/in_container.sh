@@ -146,6 +146,19 @@ until_ok 200 sh -c "[ \$(systemctl show -p MainPID --value mkerneld) != $old ] &
 rm -r /run/systemd/system/mkerneld.service.d
 systemctl daemon-reload
 
+step "waits for a NIC: a restart and an upgrade return all the same, and a reload takes the corrected file"
+cp /etc/mkernel/mkerneld.toml /tmp/good.toml
+printf '[fabric]\nname = "verbs"\n[fabric.verbs]\ndevices = ["none"]\n' >>/etc/mkernel/mkerneld.toml
+timeout 60 systemctl restart mkerneld
+timeout 60 dpkg -i /root/new/mkerneld_*.deb >/tmp/dpkg.log
+systemctl is-active --quiet mkerneld
+systemctl status mkerneld | grep -q 'Status: "waiting: '
+fails mkctl ready 2>/tmp/ready.log
+grep -q none /tmp/ready.log
+cp /tmp/good.toml /etc/mkernel/mkerneld.toml
+timeout 60 systemctl reload mkerneld
+until_ok 100 mkctl ready
+
 step "comes to whoever knocks: stopped, its socket starts it"
 systemctl stop mkerneld 2>/dev/null
 systemctl is-active --quiet mkerneld.socket
