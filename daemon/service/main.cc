@@ -18,6 +18,7 @@
 #include "daemon/discovery/bystander.h"
 #include "daemon/doctor/checks.h"
 #include "daemon/doctor/probe.h"
+#include "daemon/service/admin_listen.h"
 #include "daemon/service/daemon.h"
 #include "daemon/service/grpc_server.h"
 #include "daemon/service/log.h"
@@ -211,11 +212,15 @@ std::variant<int, Config> serve(const Flags& flags, const Config& config, const 
   return 0;
 }
 
-/// What a daemon would start with, and whether its certificates would do.
+/// What a daemon would start with, and whether its certificates and admin.group would do.
 int check_config(const Config& config) {
   const std::vector<std::string> faults = certificate_faults(config, unix_now());
   for (const std::string& fault : faults) fmt::print(stderr, "mkerneld: {}\n", fault);
   if (!faults.empty()) return kExitUsage;
+  if (const auto group = admin_group(config); !group) {
+    fmt::print(stderr, "mkerneld: {}\n", group.error().message);
+    return kExitUsage;
+  }
   const std::string doubt = name_doubt(config, unix_now());
   if (!doubt.empty()) fmt::print(stderr, "mkerneld: warning: {}\n", doubt);
   print_out(print_config(config));

@@ -146,6 +146,28 @@ until_ok 200 sh -c "[ \$(systemctl show -p MainPID --value mkerneld) != $old ] &
 rm -r /run/systemd/system/mkerneld.service.d
 systemctl daemon-reload
 
+step "gives its admin socket to a group: members change things, other users do not"
+cp /etc/mkernel/mkerneld.toml /tmp/good.toml
+groupadd operators
+useradd -m -G operators operator
+useradd -m tester
+mkdir -p /etc/systemd/system/mkerneld.service.d
+printf '[Service]\nSupplementaryGroups=operators\n' >/etc/systemd/system/mkerneld.service.d/site.conf
+printf '[admin]\ngroup = "operators"\n' >>/etc/mkernel/mkerneld.toml
+systemctl daemon-reload
+systemctl restart mkerneld
+until_ok 100 mkctl ready
+[ "$(stat -c '%U %G %a' /run/mkernel-admin/mkerneld.sock)" = "mkernel operators 660" ]
+su operator -c 'mkctl resume' >/tmp/resume.log
+fails su tester -c 'mkctl resume' >/tmp/resume.log 2>&1
+rm -r /etc/systemd/system/mkerneld.service.d
+cp /tmp/good.toml /etc/mkernel/mkerneld.toml
+systemctl daemon-reload
+systemctl restart mkerneld
+for user in operator tester; do userdel -r $user 2>/dev/null; done
+groupdel operators
+until_ok 100 mkctl ready
+
 step "waits for a NIC: a restart and an upgrade return all the same, and a reload takes the corrected file"
 cp /etc/mkernel/mkerneld.toml /tmp/good.toml
 printf '[fabric]\nname = "verbs"\n[fabric.verbs]\ndevices = ["none"]\n' >>/etc/mkernel/mkerneld.toml
