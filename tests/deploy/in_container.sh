@@ -91,7 +91,10 @@ sum=$(sha256sum /etc/mkernel/mkerneld.toml)
 bench --iters 100000 --verify none >/tmp/long.log 2>&1 & job=$!
 until_ok 200 sh -c 'mkctl session list | grep -q up'
 old=$(main_pid)
-dpkg -i /root/new/*.deb >/tmp/dpkg.log
+# As the page says: apt leaves a package alone whose version it has.
+apt-get install -y -o Dpkg::Options::=--force-confold /root/new/*.deb >/tmp/dpkg.log
+for program in mkerneld mkctl; do [ "$($program --version)-1" = "$(dpkg-query -W -f '${Version}' mkerneld)" ]; done
+mkctl version | grep -qF "$(mkctl --version)"
 fails wait $job
 grep -qE 'shutting down|daemon|drain' /tmp/long.log
 [ "$(main_pid)" != "$old" ]
@@ -172,7 +175,7 @@ step "waits for a NIC: a restart and an upgrade return all the same, and a reloa
 cp /etc/mkernel/mkerneld.toml /tmp/good.toml
 printf '[fabric]\nname = "verbs"\n[fabric.verbs]\ndevices = ["none"]\n' >>/etc/mkernel/mkerneld.toml
 timeout 60 systemctl restart mkerneld
-timeout 60 dpkg -i /root/new/mkerneld_*.deb >/tmp/dpkg.log
+timeout 60 apt-get install -y --reinstall -o Dpkg::Options::=--force-confold /root/new/mkerneld_*.deb >/tmp/dpkg.log
 systemctl is-active --quiet mkerneld
 systemctl status mkerneld | grep -q 'Status: "waiting: '
 fails mkctl ready 2>/tmp/ready.log
