@@ -34,7 +34,8 @@ if ! cmp -s "$here/wheels.txt" "$tools/wheels.txt"; then
   "$tools/bin/pip" install --quiet --disable-pip-version-check --requirement "$here/wheels.txt"
   cp "$here/wheels.txt" "$tools/wheels.txt"
 fi
-export PATH=$tools/bin:$PATH
+# ldconfig is in /sbin, which is not in the PATH of Debian's ordinary users.
+export PATH=$tools/bin:$PATH:/usr/sbin:/sbin
 
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
