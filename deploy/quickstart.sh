@@ -2,9 +2,9 @@
 # From a fresh Debian 12 machine to a checked two-node run, in one command: installs what the build needs, builds the
 # daemon, the client library and the tools, starts two mkerneld processes as two nodes of this machine with two ranks
 # each, runs the six fused operators over them beside their unfused forms, and checks every element of every result.
-# Where it finds GPUs, it builds the kernels too and runs the three tensor-parallel operators and Ring
-# Attention on them, as one node and, of an even number, as two; without nvcc it offers to put PyPI's pinned CUDA compiler
-# into the build folder.
+# Where all GPUs are H100 or H200, it builds the kernels too and runs the three tensor-parallel operators and Ring
+# Attention on them, as one node and, of an even number, as two; without nvcc 13.0 it offers to put PyPI's pinned CUDA compiler
+# into the build folder. Elsewhere everything runs on CPUs.
 #
 #   bash deploy/quickstart.sh [--no-install] [extra options of `mkbench all`]
 #
@@ -29,20 +29,43 @@ quiet() {
   "$@" >"$log" 2>&1 || { tail -n 40 "$log"; printf 'quickstart: failed: %s (whole output: %s)\n' "$*" "$log"; exit 1; }
 }
 
-gpus=0
-if command -v nvidia-smi >/dev/null 2>&1; then gpus=$(nvidia-smi -L 2>/dev/null | grep -c '^GPU' || true); fi
-if [ "$gpus" -gt 0 ] && ! command -v nvcc >/dev/null 2>&1 && [ ! -x /usr/local/cuda/bin/nvcc ]; then
+on_cpus() {  # <why>
+  printf 'quickstart: %s: on the CPU only\n' "$1"
+  gpus=0
+}
+# The nvcc that the build would take, if it is of CUDA 13.0 or later (cmake/toolchain.cmake).
+nvcc_serves() {
+  local nvcc
+  for nvcc in "${CUDA_HOME:+$CUDA_HOME/bin/nvcc}" "${CUDA_PATH:+$CUDA_PATH/bin/nvcc}" "$(command -v nvcc)" /usr/local/cuda/bin/nvcc; do
+    [ -x "$nvcc" ] || continue
+    [ "$("$nvcc" --version 2>/dev/null | sed -n 's/.*release \([0-9]*\).*/\1/p')" -ge 13 ] 2>/dev/null
+    return
+  done
+  return 1
+}
+# The kernels are machine code for compute capability 9.0, and ranks take GPUs by number: all must have it.
+gpus=0 nvcc=()
+if capabilities=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null) && [ -n "$capabilities" ]; then
+  gpus=$(wc -l <<<"$capabilities")
+  if others=$(grep -vx '9\.0' <<<"$capabilities"); then
+    on_cpus "$gpus GPUs, not all of compute capability 9.0 (H100, H200) but $(sort -u <<<"$others" | paste -sd ' ')"
+  fi
+fi
+if [ "$gpus" -gt 0 ] && ! nvcc_serves; then
   if CUDA_HOME=$(bash deploy/cuda-wheels.sh --ask); then
     export CUDA_HOME
+    nvcc=("-DMK_NVCC=$CUDA_HOME/bin/nvcc")  # an older one may have been found before
   else
-    printf 'quickstart: %s GPUs, but no nvcc to build kernels for them: on the CPU only\n' "$gpus"
-    gpus=0
+    on_cpus "$gpus GPUs, but no nvcc 13.0 to build kernels for them"
   fi
 fi
 if [ "$gpus" -gt 0 ]; then cuda=AUTO; else cuda=OFF; fi
 
 step "building (build/release; the first time takes some minutes, ccache makes the next one quick)"
-quiet cmake --preset release -DMK_TESTS=OFF -DMK_BENCH=OFF -DMK_CUDA="$cuda"
+quiet cmake --preset release -DMK_TESTS=OFF -DMK_BENCH=OFF -DMK_CUDA="$cuda" "${nvcc[@]}"
+if [ "$gpus" -gt 0 ] && ! grep -qE '^-- +cute +ON' "$log"; then
+  on_cpus "$gpus GPUs, but $(grep -oE "(CuTe's headers are missing|[^ ]*nvcc[^ ]* is of CUDA).*|no nvcc.*" "$log" | head -n 1)"
+fi
 quiet cmake --build build/release --target mkerneld mkctl mkbench
 rm -f "$log"
 printf '   done after %d s\n' $((SECONDS - started))

@@ -34,7 +34,8 @@ if ! cmp -s "$here/wheels.txt" "$tools/wheels.txt"; then
   "$tools/bin/pip" install --quiet --disable-pip-version-check --requirement "$here/wheels.txt"
   cp "$here/wheels.txt" "$tools/wheels.txt"
 fi
-export PATH=$tools/bin:$PATH
+# ldconfig is in /sbin, which is not in the PATH of Debian's ordinary users.
+export PATH=$tools/bin:$PATH:/usr/sbin:/sbin
 
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
@@ -42,8 +43,12 @@ mkdir -p "$out" "$work/client" "$work/daemon/mkernel_daemon/bin" "$work/raw"
 
 copy_stripped() { cp -L "$1" "$2" && strip --strip-unneeded "$2" && chmod 755 "$2"; }
 
-# The package.
+# The package. Wheels have the version of what was built: pip does not replace a package by one of the same version.
+number=$(sed -n 's/^__version__ = "\(.*\)"/\1/p' "$root/client/python/mkernel/_version.py")
+version=$(cat "$build/deploy/version/version.txt" 2>/dev/null || echo "$number")
+case $version in "$number" | "$number+"*) ;; *) echo "wheels.sh: $build is of version $version, and the package of $number" >&2; exit 1 ;; esac
 cp -r "$root/client/python/." "$work/client"
+sed -i "s/^__version__ = .*/__version__ = \"$version\"/" "$work/client/mkernel/_version.py"
 find "$work/client" -name __pycache__ -prune -exec rm -rf {} +
 rm -rf "$work/client/build" "$work/client/"*.egg-info
 mkdir -p "$work/client/mkernel/lib"
@@ -53,7 +58,6 @@ one_dnn=$(ldconfig -p | awk '$1 == "libdnnl.so.2" && !seen { print $NF; seen = 1
 copy_stripped "$one_dnn" "$work/client/mkernel/lib/libdnnl.so.2"
 
 # The daemon.
-version=$(sed -n 's/^__version__ = "\(.*\)"/\1/p' "$root/client/python/mkernel/_version.py")
 for program in mkerneld mkctl/mkctl; do copy_stripped "$build/daemon/$program" "$work/daemon/mkernel_daemon/bin/${program##*/}"; done
 cp "$root/client/python/setup.py" "$work/daemon/setup.py"
 sed -i 's|mkernel/lib|mkernel_daemon/bin|' "$work/daemon/setup.py"

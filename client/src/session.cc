@@ -304,8 +304,6 @@ std::string Session::Impl::next_operator_tag(std::string_view kind) {
   return fmt::format("{} {}", kind, operators_++);
 }
 
-const char* version() { return MK_VERSION; }
-
 AttachOptions AttachOptions::of_rank(std::string job, std::uint32_t rank, std::uint32_t nodes,
                                      std::uint32_t local_size) {
   AttachOptions options;

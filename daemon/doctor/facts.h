@@ -83,7 +83,7 @@ struct Facts {
 
   // -- networks --
   bool verbs_built = false;
-  std::string verbs_trouble;  ///< why the devices could not be listed
+  std::string verbs_trouble;  ///< why the devices, or some of them, could not be looked at
   std::vector<PortFacts> ports;
   std::string gpu;                       ///< the GPU whose memory was tried; empty: none
   std::string ofi_version;               ///< empty: not in this build

@@ -134,10 +134,10 @@ void probe_write(const daemon::Config& config, Facts& facts) {
 }
 
 Facts gather(const daemon::Config& asked, const std::string& version, const FindNodes& find) {
-  const auto [config, why] = topology::resolve_fabric(asked);
+  const auto [config, why, trouble] = topology::resolve_fabric(asked);
   Facts facts;
   facts.fabric = config.fabric.name;
-  facts.fabric_why = why;
+  facts.fabric_why = trouble.empty() ? why : why + "; " + trouble;
   facts.provider = config.fabric.ofi.provider;
   facts.proxy_cpus = config.proxy.cpus;
   facts.discovery = config.discovery.kind;

@@ -74,11 +74,15 @@ void try_registering(ibv_context* context, const GpuPage* gpu, PortFacts& facts)
 }
 
 void look_at_device(ibv_device* device, std::int32_t wanted_gid, const GpuPage* gpu, Facts& facts) {
+  errno = 0;
   const ContextHandle context(::ibv_open_device(device));
+  int error = errno;
   ibv_device_attr attributes{};
-  if (!context || ::ibv_query_device(context.get(), &attributes) != 0) {
-    facts.verbs_trouble = fmt::format("RDMA device {} cannot be opened: {}",
-                                      ::ibv_get_device_name(device), errno_text(errno));
+  if (context) error = ::ibv_query_device(context.get(), &attributes);
+  if (!context || error != 0) {
+    facts.verbs_trouble += fmt::format("{}RDMA device {} cannot be opened: {}",
+                                       facts.verbs_trouble.empty() ? "" : "; ",
+                                       ::ibv_get_device_name(device), errno_text(error));
     return;
   }
   for (std::uint32_t number = 1; number <= attributes.phys_port_cnt; ++number) {

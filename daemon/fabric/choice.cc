@@ -24,32 +24,13 @@ bool has(const Inventory& inventory, const std::string& provider) {
 }
 
 std::string no_verbs(const Inventory& inventory) {
-  return inventory.verbs_built ? "no InfiniBand or RoCE port is active"
-                               : "this build has no verbs fabric";
+  if (!inventory.verbs_built) return "this build has no verbs fabric";
+  if (inventory.closed_devices.empty()) return "no InfiniBand or RoCE port is active";
+  return fmt::format("no InfiniBand or RoCE port can be used ({})",
+                     fmt::join(inventory.closed_devices, ", "));
 }
 
-}  // namespace
-
-Inventory read_inventory() {
-  Inventory inventory;
-#ifdef MK_HAVE_VERBS
-  inventory.verbs_built = true;
-  for (const verbs::PortEntry& port : verbs::read_ports()) {
-    // EFA's devices have verbs of their own, and no link layer.
-    if (port.state == IBV_PORT_ACTIVE && !port.iwarp &&
-        port.link_layer != IBV_LINK_LAYER_UNSPECIFIED)
-      inventory.rdma_ports.push_back(port.name());
-  }
-#endif
-#ifdef MK_HAVE_OFI
-  const ofi::Survey survey = ofi::survey();
-  inventory.ofi_version = survey.version_number;
-  for (const auto& [name, its_version] : survey.providers) inventory.providers.push_back(name);
-#endif
-  return inventory;
-}
-
-FabricChoice choose_fabric(const Inventory& inventory) {
+FabricChoice choose(const Inventory& inventory) {
   if (!inventory.rdma_ports.empty()) {
     return {"verbs", "",
             fmt::format("verbs: RDMA ports that are active: {}",
@@ -76,6 +57,42 @@ FabricChoice choose_fabric(const Inventory& inventory) {
                       inventory.providers.empty()
                           ? "no provider"
                           : fmt::format("{}", fmt::join(inventory.providers, ", ")))};
+}
+
+}  // namespace
+
+Inventory read_inventory() {
+  Inventory inventory;
+#ifdef MK_HAVE_VERBS
+  inventory.verbs_built = true;
+  for (const verbs::PortEntry& port : verbs::read_ports()) {
+    if (!port.trouble.empty()) {
+      inventory.closed_devices.push_back(port.name() + " " + port.trouble);
+      continue;
+    }
+    // EFA's devices have verbs of their own, and no link layer.
+    if (port.state == IBV_PORT_ACTIVE && !port.iwarp &&
+        port.link_layer != IBV_LINK_LAYER_UNSPECIFIED)
+      inventory.rdma_ports.push_back(port.name());
+  }
+#endif
+#ifdef MK_HAVE_OFI
+  const ofi::Survey survey = ofi::survey();
+  inventory.ofi_version = survey.version_number;
+  for (const auto& [name, its_version] : survey.providers) inventory.providers.push_back(name);
+#endif
+  return inventory;
+}
+
+FabricChoice choose_fabric(const Inventory& inventory) {
+  FabricChoice choice = choose(inventory);
+  if (!inventory.closed_devices.empty()) {
+    choice.trouble = fmt::format(
+        "fabric \"auto\" is {} without RDMA devices that cannot be used: {}; if they are to be used, "
+        "mend that and restart mkerneld",
+        choice.fabric, fmt::join(inventory.closed_devices, ", "));
+  }
+  return choice;
 }
 
 }  // namespace mk::fabric

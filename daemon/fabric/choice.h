@@ -15,6 +15,8 @@ struct Inventory {
   std::vector<std::string> rdma_ports;  ///< InfiniBand and RoCE, active: "mlx5_0:1"
   std::uint32_t ofi_version = 0;        ///< FI_VERSION; 0: libfabric is not in this build
   std::vector<std::string> providers;   ///< that can do what the ofi fabric needs, best first
+  /// RDMA devices that cannot be looked at, and why: "mlx5_0 cannot be opened: ..."
+  std::vector<std::string> closed_devices{};
 };
 /// This machine's.
 Inventory read_inventory();
@@ -23,6 +25,7 @@ struct FabricChoice {
   std::string fabric;    ///< "loopback", "verbs", "ofi"
   std::string provider;  ///< ofi
   std::string why;       ///< a sentence for the log
+  std::string trouble{};  ///< a sentence to warn of, as it may have decided; empty: nothing
 };
 
 /// Verbs where an InfiniBand or RoCE port is active; else EFA where libfabric drives one; else

@@ -226,9 +226,9 @@ void add_sessions(Families& out, const MetricsSample& sample) {
   out.gauge("mkernel_draining", "1 while new jobs are refused.", control.draining ? 1 : 0);
   for (const auto& [name, job] : jobs) {
     out.gauge("mkernel_job_sessions", "Attached ranks of a job.", static_cast<double>(job.sessions),
-              {{"job", name}});
+              {{"job_name", name}});
     out.gauge("mkernel_job_registered_bytes", "Memory that a job's ranks have registered.",
-              static_cast<double>(job.registered_bytes), {{"job", name}});
+              static_cast<double>(job.registered_bytes), {{"job_name", name}});
   }
 }
 
@@ -248,7 +248,7 @@ void add_ended_jobs(Families& out, const ControlSnapshot& control) {
     sum.ran_ns += job.ran_ns;
   }
   for (const auto& [key, sum] : jobs) {
-    const Labels labels{{"job", key.first}, {"uid", std::to_string(key.second)}};
+    const Labels labels{{"job_name", key.first}, {"uid", std::to_string(key.second)}};
     const auto gauge = [&](const char* name, const char* help, double value) {
       out.gauge(name, help, value, labels);
     };
@@ -268,7 +268,7 @@ void add_ended_jobs(Families& out, const ControlSnapshot& control) {
 
 void add_operators(Families& out, const ControlSnapshot& control) {
   for (const OperatorTotal& total : control.operators) {
-    const Labels labels{{"job", label_text(total.labels.job)},
+    const Labels labels{{"job_name", label_text(total.labels.job)},
                         {"uid", total.labels.uid},
                         {"operator", total.labels.op},
                         {"tag", total.labels.tag}};
@@ -294,7 +294,7 @@ void add_queues(Families& out, const ControlSnapshot& control) {
   for (auto queue = control.queues.rbegin(); queue != control.queues.rend(); ++queue) {
     const LaneStats& lane = queue->stats->lanes[queue->lane];
     totals.add(lane);
-    const Labels labels{{"job", label_text(queue->job)},
+    const Labels labels{{"job_name", label_text(queue->job)},
                         {"rank", std::to_string(queue->rank)},
                         {"lane", std::to_string(queue->lane)}};
     out.gauge("mkernel_queue_depth", "Commands committed to a ring but not yet taken.",

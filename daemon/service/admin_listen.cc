@@ -27,6 +27,11 @@ Result<gid_t> group_id(const std::string& name) {
 
 }  // namespace
 
+Result<std::optional<gid_t>> admin_group(const Config& config) {
+  if (config.admin.group.empty()) return std::nullopt;
+  return group_id(config.admin.group);
+}
+
 Result<GrpcListenOptions> admin_options(const Config& config, ConnectionBook& book,
                                         Logger& logger) {
   GrpcListenOptions at_admin;
@@ -39,9 +44,7 @@ Result<GrpcListenOptions> admin_options(const Config& config, ConnectionBook& bo
     at_admin.tcp.connections = std::clamp<std::size_t>(files / 8, 32, at_admin.tcp.connections);
     at_admin.tcp.unproved = std::min(at_admin.tcp.unproved, at_admin.tcp.connections / 2);
   }
-  if (!config.admin.group.empty()) {
-    MK_ASSIGN_OR_RETURN(at_admin.group, group_id(config.admin.group));
-  }
+  MK_ASSIGN_OR_RETURN(at_admin.group, admin_group(config));
   return at_admin;
 }
 

@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <cerrno>
 #include <cstdio>
 #include <optional>
@@ -17,6 +18,7 @@
 #include "daemon/discovery/bystander.h"
 #include "daemon/doctor/checks.h"
 #include "daemon/doctor/probe.h"
+#include "daemon/service/admin_listen.h"
 #include "daemon/service/daemon.h"
 #include "daemon/service/grpc_server.h"
 #include "daemon/service/log.h"
@@ -35,10 +37,8 @@ constexpr int kExitUsage = 2;
 /// For all of a shutdown but the sessions' time to end; an ordinary one takes milliseconds. Below
 /// systemd's TimeoutStopSec.
 constexpr std::chrono::seconds kStopTime(15);
-/// Between two looks for a device or an address that is not there yet, and how long systemd then
-/// grants the start.
-constexpr std::chrono::milliseconds kWaitPause(1000);
-constexpr std::chrono::seconds kWaitExtension(60);
+/// Between two looks for a device or an address that is not there yet.
+constexpr std::chrono::nanoseconds kWaitPause = std::chrono::seconds(1);
 
 struct Flags {
   std::string config;
@@ -115,18 +115,22 @@ int fail_with(const Error& error, Logger& logger) {
 class Patience {
  public:
   Patience(const Flags& flags, Logger& logger, Signals& signals)
-      : flags_(flags), logger_(logger), signals_(signals) {}
+      : flags_(flags), logger_(logger), signals_(signals) {
+    const std::chrono::nanoseconds watchdog = watchdog_interval();
+    if (watchdog.count() > 0) pause_ = std::min(pause_, watchdog / 3);
+  }
 
-  /// Says what the daemon waits for, and to systemd that it still does. A signal ends that: for
-  /// ever, or for a start with another configuration.
+  /// Says what the daemon waits for. For systemd it has started, so that boot and apt go on and a
+  /// reload comes through; tools hear that it takes no jobs. A signal ends the wait: for ever, or
+  /// for a start with another configuration.
   Daemon::WaitEnd wait(const std::string& what) {
     if (said_ != what) logger_.write(LogLevel::kWarning, what);
     said_ = what;
-    notify_systemd(fmt::format("STATUS={}\nEXTEND_TIMEOUT_USEC={}", what,
-                               std::chrono::microseconds(kWaitExtension).count()));
-    const auto signal = signals_.wait(kWaitPause);
+    notify_systemd("READY=1\nWATCHDOG=1\nSTATUS=" + what);
+    const auto signal = signals_.wait(pause_);
     if (!signal) return {.go_on = true};
     if (*signal != SIGHUP) return {.go_on = false};
+    announce_reload();  // until the next look, or until the daemon runs
     auto loaded = load_config(flags_.config, flags_.overrides);
     if (loaded) {
       other_ = std::move(*loaded);
@@ -144,6 +148,7 @@ class Patience {
   const Flags& flags_;
   Logger& logger_;
   Signals& signals_;
+  std::chrono::nanoseconds pause_ = kWaitPause;
   std::string said_;
   std::optional<Config> other_;
 };
@@ -207,11 +212,15 @@ std::variant<int, Config> serve(const Flags& flags, const Config& config, const 
   return 0;
 }
 
-/// What a daemon would start with, and whether its certificates would do.
+/// What a daemon would start with, and whether its certificates and admin.group would do.
 int check_config(const Config& config) {
   const std::vector<std::string> faults = certificate_faults(config, unix_now());
   for (const std::string& fault : faults) fmt::print(stderr, "mkerneld: {}\n", fault);
   if (!faults.empty()) return kExitUsage;
+  if (const auto group = admin_group(config); !group) {
+    fmt::print(stderr, "mkerneld: {}\n", group.error().message);
+    return kExitUsage;
+  }
   const std::string doubt = name_doubt(config, unix_now());
   if (!doubt.empty()) fmt::print(stderr, "mkerneld: warning: {}\n", doubt);
   print_out(print_config(config));

@@ -47,6 +47,7 @@ Result<NodeOptions> node_options(const Config& config, const LiveConfig& live, L
     say(LogLevel::kInfo, "fabric \"auto\" is " + resolved.why,
         {{"fabric", resolved.config.fabric.name}});
   }
+  if (!resolved.trouble.empty()) say(LogLevel::kWarning, resolved.trouble);
   std::optional<Result<topology::Machine>> seen;
   const auto read_once = [&seen] {
     if (!seen) seen = topology::read_machine();

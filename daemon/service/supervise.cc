@@ -53,7 +53,7 @@ class Supervisor {
   }
 
   void reload() {
-    notify_systemd(fmt::format("RELOADING=1\nMONOTONIC_USEC={}", shm::monotonic_ns() / 1000));
+    announce_reload();
     const ReloadReport report = daemon_.reload(load_());
     logger_.write(report.refused ? LogLevel::kError : LogLevel::kInfo, "SIGHUP: " + report.text);
     logger_.flush(kFlushTime);  // who hears READY may read the log
@@ -84,6 +84,10 @@ int supervise(Daemon& daemon, Logger& logger, Signals& signals,
       return *signal;
     }
   }
+}
+
+void announce_reload() {
+  notify_systemd(fmt::format("RELOADING=1\nMONOTONIC_USEC={}", shm::monotonic_ns() / 1000));
 }
 
 void announce_stop(nanoseconds drain) {

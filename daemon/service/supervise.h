@@ -17,6 +17,9 @@ namespace mk::daemon {
 int supervise(Daemon& daemon, Logger& logger, Signals& signals,
               const std::function<Result<Config>()>& load);
 
+/// Tells systemd that a reload begins; "READY=1" ends it.
+void announce_reload();
+
 /// Tells systemd that the daemon stops and may take `drain` for it.
 void announce_stop(std::chrono::nanoseconds drain);
 

@@ -71,11 +71,13 @@ Result<std::unique_ptr<UnixGate>> UnixGate::open(Options options, ConnectionBook
   auto listener = shm::FrameListener::listen(options.path, options.mode);
   if (!listener) return propagate(listener);
   struct stat file {};
-  // Only root may give it to any group, and under systemd's filter nobody may call chown.
+  // Only root may give it to any group; others to a group of theirs, if their folder has not.
   if (options.group && ::stat(options.path.c_str(), &file) == 0 && file.st_gid != *options.group &&
       ::chown(options.path.c_str(), static_cast<uid_t>(-1), *options.group) != 0) {
-    return fail_errno(errno, "cannot give {} to group {} (admin.group)", options.path,
-                      *options.group);
+    return fail_errno(errno,
+                      "cannot give {} to group {} (admin.group); the daemon's user must be in that "
+                      "group (SupplementaryGroups= of its unit)",
+                      options.path, *options.group);
   }
   return std::unique_ptr<UnixGate>(
       new UnixGate(std::move(*listener), std::move(options), book, std::move(deliver)));

@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include "mk_version.h"
+
 namespace mk::daemon {
 
 std::string version_text() { return MK_VERSION; }

@@ -87,7 +87,7 @@ bool all_here(const daemon::Config& config) {
 
 ResolvedConfig resolve_fabric(const daemon::Config& config,
                               const std::function<fabric::Inventory()>& look) {
-  ResolvedConfig resolved{config, {}};
+  ResolvedConfig resolved{config, {}, {}};
   auto& fabric = resolved.config.fabric;
   if (fabric.name != "auto") return resolved;
   if (all_here(config)) {
@@ -102,6 +102,7 @@ ResolvedConfig resolve_fabric(const daemon::Config& config,
   fabric.name = std::move(choice.fabric);
   if (!choice.provider.empty()) fabric.ofi.provider = std::move(choice.provider);
   resolved.why = std::move(choice.why);
+  resolved.trouble = std::move(choice.trouble);
   return resolved;
 }
 

@@ -20,6 +20,7 @@ namespace mk::topology {
 struct ResolvedConfig {
   daemon::Config config;
   std::string why;  ///< a sentence for the log; empty: the configuration says so itself
+  std::string trouble{};  ///< a sentence to warn of; empty: nothing
 };
 ResolvedConfig resolve_fabric(
     const daemon::Config& config,

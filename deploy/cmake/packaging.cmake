@@ -6,6 +6,9 @@ set(CPACK_PACKAGE_DESCRIPTION_SUMMARY "")  # each has its own
 set(CPACK_PACKAGE_VENDOR "The mkernel authors")
 # Nobody answers there yet: whoever publishes packages gives an address of theirs.
 set(CPACK_PACKAGE_CONTACT "The mkernel authors <mkernel@localhost.localdomain>" CACHE STRING "Maintainer of the packages")
+# Version, and dependencies on this very version: what was built by then says it.
+set(CPACK_PROJECT_CONFIG_FILE ${PROJECT_SOURCE_DIR}/deploy/cmake/package_version.cmake)
+set(CPACK_MKERNEL_VERSION_FILE ${MK_VERSION_FOLDER}/version.txt)
 set(CPACK_PACKAGE_VERSION ${PROJECT_VERSION})
 set(CPACK_DEBIAN_PACKAGE_RELEASE 1)
 set(CPACK_DEBIAN_FILE_NAME DEB-DEFAULT)
@@ -25,7 +28,6 @@ set(CPACK_DEBIAN_PACKAGE_PRIORITY optional)
 # Library dependencies come from dpkg-shlibdeps; libmkclient1 is ours and not yet known to it.
 set(CPACK_DEBIAN_PACKAGE_SHLIBDEPS ON)
 set(CPACK_DEBIAN_PACKAGE_SHLIBDEPS_PRIVATE_DIRS ${PROJECT_BINARY_DIR}/client)
-set(mk_package_version ${PROJECT_VERSION}-${CPACK_DEBIAN_PACKAGE_RELEASE})
 set(mk_debian ${PROJECT_SOURCE_DIR}/deploy/debian)
 set(mk_debian_made ${PROJECT_BINARY_DIR}/deploy/debian)
 
@@ -69,14 +71,12 @@ mk_package(libmkclient-dev libdevel "client library of the mkernel communication
 buffers with it, and runs fused operators.
 
 This package has the headers, the CMake package and the pkg-config file.")
-set(CPACK_DEBIAN_LIBMKCLIENT-DEV_PACKAGE_DEPENDS "libmkclient1 (= ${mk_package_version}), libexpected-dev")
 set(CPACK_DEBIAN_LIBMKCLIENT-DEV_PACKAGE_SHLIBDEPS OFF)
 
 mk_package(mkernel-tools utils "try and measure fused multi-node GPU kernels"
 "mkrun runs an operator on tensors of your own files; mkbench measures the
 fused operators against their unfused forms. Both start nodes and ranks on
 this machine or join a cluster, and check every element.")
-set(CPACK_DEBIAN_MKERNEL-TOOLS_PACKAGE_DEPENDS "libmkclient1 (= ${mk_package_version}), libdnnl2, mkerneld (= ${mk_package_version})")
 
 file(CONFIGURE OUTPUT ${mk_debian_made}/shlibs CONTENT "libmkclient 1 libmkclient1 (>= ${PROJECT_VERSION})\n")
 configure_file(${mk_debian}/libmkclient1.symbols ${mk_debian_made}/symbols COPYONLY)

@@ -1,7 +1,8 @@
 # What this build has and has not, and why: the last lines of every configure.
 get_property(features GLOBAL PROPERTY mk_features)
 message(STATUS "")
-message(STATUS "mkernel ${PROJECT_VERSION}, ${CMAKE_BUILD_TYPE}, ${CMAKE_CXX_COMPILER_ID} ${CMAKE_CXX_COMPILER_VERSION}")
+file(STRINGS ${MK_VERSION_FOLDER}/version.txt version LIMIT_COUNT 1)
+message(STATUS "mkernel ${version}, ${CMAKE_BUILD_TYPE}, ${CMAKE_CXX_COMPILER_ID} ${CMAKE_CXX_COMPILER_VERSION}")
 foreach(feature IN LISTS features)
   string(REPLACE "|" ";" row "${feature}")
   list(GET row 0 name)

@@ -81,14 +81,27 @@ function(mk_apart target)
   endif()
 endfunction()
 
-# CUDA, when there is an nvcc. Folders declare .cu sources under if(MK_HAVE_CUDA). ptxas' report (registers,
+# CUDA, when there is an nvcc of 13.0 or later. Folders declare .cu sources under if(MK_HAVE_CUDA). ptxas' report (registers,
 # spills) is kept beside each object as <object>.ptxas.
 set(MK_HAVE_CUDA OFF)
 if(MK_CUDA STREQUAL "OFF")
   mk_feature(cuda OFF "MK_CUDA=OFF")
 else()
   find_program(MK_NVCC nvcc HINTS ENV CUDA_HOME ENV CUDA_PATH PATHS /usr/local/cuda PATH_SUFFIXES bin)
+  # AUTO takes what builds the kernels for certain. Before 12.0 nvcc knows no C++20; between, ON tries.
+  set(nvcc_trouble "no nvcc in PATH, $CUDA_HOME/bin or /usr/local/cuda/bin")
   if(MK_NVCC)
+    execute_process(COMMAND "${MK_NVCC}" --version OUTPUT_VARIABLE nvcc_says ERROR_VARIABLE nvcc_says)
+    set(nvcc_version 0)
+    if(nvcc_says MATCHES "release ([0-9]+[.][0-9]+)")
+      set(nvcc_version ${CMAKE_MATCH_1})
+    endif()
+    set(nvcc_trouble "")
+    if(nvcc_version VERSION_LESS 12.0 OR (nvcc_version VERSION_LESS 13.0 AND MK_CUDA STREQUAL "AUTO"))
+      set(nvcc_trouble "${MK_NVCC} is of CUDA ${nvcc_version}, and 13.0 or later is needed")
+    endif()
+  endif()
+  if(nvcc_trouble STREQUAL "")
     set(CMAKE_CUDA_COMPILER "${MK_NVCC}")
     set(CMAKE_CUDA_ARCHITECTURES 90a-real)  # -gencode arch=compute_90a,code=sm_90a
     enable_language(CUDA)
@@ -105,10 +118,10 @@ else()
     set(MK_HAVE_CUDA ON)
     mk_feature(cuda ON "nvcc ${CMAKE_CUDA_COMPILER_VERSION} (${MK_NVCC}), sm_90a")
   elseif(MK_CUDA STREQUAL "ON")
-    message(FATAL_ERROR "MK_CUDA=ON, but no nvcc in PATH, $CUDA_HOME/bin or /usr/local/cuda/bin. "
-                        "Install the CUDA toolkit 13.0, or configure with -DMK_CUDA=AUTO.")
+    message(FATAL_ERROR "MK_CUDA=ON, but ${nvcc_trouble}. "
+                        "Install the CUDA toolkit 13.0 (deploy/cuda-wheels.sh), or configure with -DMK_CUDA=AUTO.")
   else()
-    mk_feature(cuda OFF "no nvcc in PATH or /usr/local/cuda/bin")
+    mk_feature(cuda OFF "${nvcc_trouble}")
   endif()
 endif()
 

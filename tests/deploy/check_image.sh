@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # check_image.sh <build folder of the preset `package`>: deploy/container/Containerfile built by buildah, a standard builder. The base
 # image comes from debootstrap, since no registry may be at hand; the first stage, which compiles everything, is built whole
-# only when MK_IMAGE_FULL=1, and otherwise stands for the packages that were built just before. In the image: the right files and
-# user, a daemon that starts by the entry point, serves, and ends. Exit status 77 where no image can be built.
+# only when MK_IMAGE_FULL=1, and otherwise stands for the packages that were built just before. Of a checkout, builders take
+# neither builds nor history. In the image: the right files and user, a daemon that starts by the entry point, serves, and ends. Exit status 77 where no image can be built.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 source_root=$(cd "$here/../.." && pwd)
@@ -24,6 +24,19 @@ finish() {
 }
 trap finish EXIT
 step() { echo "-- $*"; }
+
+step "what a builder takes of the checkout"
+# docker reads .dockerignore alone; buildah and podman would prefer a .containerignore to it.
+[ ! -e "$source_root/.containerignore" ]
+mkdir -p "$work/whole"/{.git,build/package,build-asan,deploy}
+cp "$source_root/.dockerignore" "$work/whole/"
+touch "$work/whole"/{.git/HEAD,build/package/CMakeCache.txt,build-asan/x,deploy/build.sh,CMakeLists.txt}
+printf 'FROM scratch\nCOPY . /src\n' >"$work/Containerfile"
+buildah build -q -f "$work/Containerfile" -t whole "$work/whole" >"$work/build.log" 2>&1 || { tail -n 30 "$work/build.log"; exit 1; }
+container=$(buildah from --pull-never whole)
+taken=$(cd "$(buildah mount "$container")/src" && find . -type f ! -name .dockerignore | LC_ALL=C sort | paste -sd ' ')
+[ "$taken" = "./CMakeLists.txt ./deploy/build.sh" ] || { echo "it takes $taken"; exit 1; }
+buildah rm "$container" >/dev/null
 
 step "a base image by debootstrap"
 mkdir -p "$cache"

@@ -71,7 +71,7 @@ done
 [ "$(value "$work/second" mkernel_link_up)" = 1 ]
 [ "$(value "$work/second" mkernel_sessions)" = 1 ]
 # By uid are only the operators of jobs, whose number is bounded; by process is nothing.
-if grep -E "pid=|uid=" "$work/second" | grep -v "^mkernel_operator_[a-z_]*{job="; then exit 1; fi
+if grep -E "pid=|uid=" "$work/second" | grep -v "^mkernel_operator_[a-z_]*{job_name="; then exit 1; fi
 rises mkernel_link_batch_writes_count "$work/first" "$work/second"
 # Where the daemon publishes flags itself, it says how long that took.
 if [ "${MK_FABRIC:-loopback}" = ofi ]; then rises mkernel_arrival_to_flag_seconds_count "$work/first" "$work/second"; fi

@@ -88,12 +88,14 @@ else
   tar -C "$work" -xf "$ready"
 fi
 
-# An older version to upgrade from: the same files under a lower number.
+# An older version to upgrade from: the same files under a lower number, or as an earlier commit of the same.
+version=$(dpkg-deb -f "${debs[0]}" Version)
+case $version in *+*) older=${version%%+*}+20200101000000.g0123456789ab-1 ;; *) older=0.0.9-1 ;; esac
 mkdir -p "$root/root/new" "$root/root/old"
 cp "${debs[@]}" "$root/root/new/"
 for deb in "${debs[@]}"; do
   dpkg-deb -R "$deb" "$work/older"
-  sed -i "s/^Version: .*/Version: 0.0.9-1/; s/(= [^)]*)/(= 0.0.9-1)/g" "$work/older/DEBIAN/control"
+  sed -i "s/^Version: .*/Version: $older/; s/(= [^)]*)/(= $older)/g" "$work/older/DEBIAN/control"
   dpkg-deb -Znone -b "$work/older" "$root/root/old/$(basename "$deb")" >/dev/null
   rm -r "$work/older"
 done

@@ -103,7 +103,7 @@ with Cluster(mkerneld) as nodes:
     # Of commands that were taken late the launch is not known any more where the recording begins.
     known = [(one["operator"], one["m"], one["n"], one["k"], one["tag"]) for one in told if "operator" in one]
     assert {one[:3] + one[4:] for one in known} == {("gemm_ar", 512, 512, 7)} and all(one[3] > 0 for one in known) and 2 * len(known) > len(told), told[:3]
-    assert re.search(r'^mkernel_operator_launches_total{job="train",uid="\d+",operator="gemm_ar",tag="7",node="1"} [1-9]', said("metrics"), re.M)
+    assert re.search(r'^mkernel_operator_launches_total{job_name="train",uid="\d+",operator="gemm_ar",tag="7",node="1"} [1-9]', said("metrics"), re.M)
     for process in ranks:
         process.kill()
     wait_for(lambda: re.search(r"^ended:\n.*\ntrain +\d+ +2 +with an error ", said("job", "list"), re.M), "`job list` shows the job that ended")

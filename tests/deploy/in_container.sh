@@ -91,7 +91,10 @@ sum=$(sha256sum /etc/mkernel/mkerneld.toml)
 bench --iters 100000 --verify none >/tmp/long.log 2>&1 & job=$!
 until_ok 200 sh -c 'mkctl session list | grep -q up'
 old=$(main_pid)
-dpkg -i /root/new/*.deb >/tmp/dpkg.log
+# As the page says: apt leaves a package alone whose version it has.
+apt-get install -y -o Dpkg::Options::=--force-confold /root/new/*.deb >/tmp/dpkg.log
+for program in mkerneld mkctl; do [ "$($program --version)-1" = "$(dpkg-query -W -f '${Version}' mkerneld)" ]; done
+mkctl version | grep -qF "$(mkctl --version)"
 fails wait $job
 grep -qE 'shutting down|daemon|drain' /tmp/long.log
 [ "$(main_pid)" != "$old" ]
@@ -145,6 +148,41 @@ kill -STOP "$old"
 until_ok 200 sh -c "[ \$(systemctl show -p MainPID --value mkerneld) != $old ] && systemctl is-active --quiet mkerneld"
 rm -r /run/systemd/system/mkerneld.service.d
 systemctl daemon-reload
+
+step "gives its admin socket to a group: members change things, other users do not"
+cp /etc/mkernel/mkerneld.toml /tmp/good.toml
+groupadd operators
+useradd -m -G operators operator
+useradd -m tester
+mkdir -p /etc/systemd/system/mkerneld.service.d
+printf '[Service]\nSupplementaryGroups=operators\n' >/etc/systemd/system/mkerneld.service.d/site.conf
+printf '[admin]\ngroup = "operators"\n' >>/etc/mkernel/mkerneld.toml
+systemctl daemon-reload
+systemctl restart mkerneld
+until_ok 100 mkctl ready
+[ "$(stat -c '%U %G %a' /run/mkernel-admin/mkerneld.sock)" = "mkernel operators 660" ]
+su operator -c 'mkctl resume' >/tmp/resume.log
+fails su tester -c 'mkctl resume' >/tmp/resume.log 2>&1
+rm -r /etc/systemd/system/mkerneld.service.d
+cp /tmp/good.toml /etc/mkernel/mkerneld.toml
+systemctl daemon-reload
+systemctl restart mkerneld
+for user in operator tester; do userdel -r $user 2>/dev/null; done
+groupdel operators
+until_ok 100 mkctl ready
+
+step "waits for a NIC: a restart and an upgrade return all the same, and a reload takes the corrected file"
+cp /etc/mkernel/mkerneld.toml /tmp/good.toml
+printf '[fabric]\nname = "verbs"\n[fabric.verbs]\ndevices = ["none"]\n' >>/etc/mkernel/mkerneld.toml
+timeout 60 systemctl restart mkerneld
+timeout 60 apt-get install -y --reinstall -o Dpkg::Options::=--force-confold /root/new/mkerneld_*.deb >/tmp/dpkg.log
+systemctl is-active --quiet mkerneld
+systemctl status mkerneld | grep -q 'Status: "waiting: '
+fails mkctl ready 2>/tmp/ready.log
+grep -q none /tmp/ready.log
+cp /tmp/good.toml /etc/mkernel/mkerneld.toml
+timeout 60 systemctl reload mkerneld
+until_ok 100 mkctl ready
 
 step "comes to whoever knocks: stopped, its socket starts it"
 systemctl stop mkerneld 2>/dev/null

@@ -8,7 +8,9 @@ here=$(cd "$(dirname "$0")" && pwd)
 root=$here/../..
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-bash "$root/deploy/wheels.sh" --build "$build" --out "$work/wheels"
+# With the PATH that login gives an ordinary user of Debian (/etc/login.defs, without its folders for games).
+env PATH=/usr/local/bin:/usr/bin:/bin bash "$root/deploy/wheels.sh" --build "$build" --out "$work/wheels"
+version=$(cat "$build/deploy/version/version.txt")
 
 for wheel in "$work"/wheels/*.whl; do
   "$root/build/wheel-tools/bin/auditwheel" show "$wheel" >"$work/shown"
@@ -32,6 +34,7 @@ for python in /usr/bin/python3.11 "$(command -v /usr/bin/python3.12 || ls "$HOME
   clean=$work/venv-$ran
   "$python" -m venv "$clean"
   "$clean/bin/pip" install --quiet --disable-pip-version-check "$work"/wheels/*.whl pytest==8.4.2
+  "$clean/bin/python" -c "import mkernel, mkernel._c as c; assert {mkernel.__version__, c.version()} == {'$version'}"
   if "$clean/bin/python" -c 'import torch' 2>/dev/null; then echo "torch is there"; exit 1; fi
   (cd "$work" && "$clean/bin/python" -B -m pytest -q -p no:cacheprovider tests/python --ignore tests/python/pytorch)
   echo "$("$python" --version): well"

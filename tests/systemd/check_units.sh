@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # check_units.sh <mkerneld.service> <mkerneld.socket> <sysusers> <mkerneld>: systemd finds no fault with the units, the
-# service's exposure is at most 2.5, and the user is one that systemd-sysusers can make.
+# service's exposure is at most 2.5, the module of a device group that it allows is loaded first, and the user is one that
+# systemd-sysusers can make.
 set -euo pipefail
 service=$1 socket=$2 sysusers=$3 program=$4
 exposure_max=2.5
@@ -16,6 +17,12 @@ complaints=$(systemd-analyze verify --man=no "$work/mkerneld.service" "$work/mke
   exit 1
 }
 [ -z "$complaints" ] || { echo "$complaints"; exit 1; }
+
+# systemd finds the number of a char-* group in /proc/devices when the unit starts; a group that comes later stays forbidden.
+grep -q '^DeviceAllow=char-infiniband_verbs rw$' "$service"
+for line in Wants After; do
+  grep -qE "^$line=(.* )?modprobe@ib_uverbs\.service( |\$)" "$service" || { echo "$line= lacks modprobe@ib_uverbs.service"; exit 1; }
+done
 
 report=$(systemd-analyze security --offline=yes --no-pager "$work/mkerneld.service")
 exposure=$(sed -n 's/.*Overall exposure level for mkerneld.service: \([0-9.]*\).*/\1/p' <<<"$report")

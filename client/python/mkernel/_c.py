@@ -388,7 +388,7 @@ def call(name: str, *arguments: Any, rank: Optional[int] = None) -> None:
 
 
 def version() -> str:
-    """The library's version, "major.minor.patch"."""
+    """The library's version, "0.1.0" or with a revision, "0.1.0+..."."""
     return library().mk_version().decode()
 
 

@@ -4,6 +4,7 @@
 #include <fcntl.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstring>
 #include <vector>
 
@@ -31,24 +32,49 @@ struct Candidate {
   int device = 0;
 };
 
+std::string cannot_be_opened(int error) {
+  const bool forbidden = error == EACCES || error == EPERM;
+  return fmt::format("cannot be opened: {}{}", errno_text(error),
+                     forbidden ? ", by the file mode of /dev/infiniband/uverbs* or by DeviceAllow= "
+                                 "of the unit"
+                               : "");
+}
+
 std::vector<Candidate> list_ports(const DeviceList& list) {
   std::vector<Candidate> found;
   for (int i = 0; i < list.count; ++i) {
+    PortEntry entry;
+    entry.device = ::ibv_get_device_name(list.devices[i]);
+    const auto add_trouble = [&](std::uint8_t port, std::string trouble) {
+      entry.port = port;
+      entry.trouble = std::move(trouble);
+      found.push_back({entry, i});
+      entry.trouble.clear();
+    };
+    errno = 0;
     const ContextHandle context(::ibv_open_device(list.devices[i]));
+    if (!context) {
+      add_trouble(0, cannot_be_opened(errno));
+      continue;
+    }
     ibv_device_attr attributes{};
-    if (!context || ::ibv_query_device(context.get(), &attributes) != 0) continue;
+    if (const int error = ::ibv_query_device(context.get(), &attributes)) {
+      add_trouble(0, "does not tell its attributes: " + errno_text(error));
+      continue;
+    }
     for (std::uint32_t number = 1; number <= attributes.phys_port_cnt; ++number) {
       const auto port = static_cast<std::uint8_t>(number);
       ibv_port_attr state{};
-      if (::ibv_query_port(context.get(), port, &state) != 0) continue;
-      PortEntry entry;
-      entry.device = ::ibv_get_device_name(list.devices[i]);
+      if (const int error = ::ibv_query_port(context.get(), port, &state)) {
+        add_trouble(port, "does not tell its attributes: " + errno_text(error));
+        continue;
+      }
       entry.port = port;
       entry.state = state.state;
       entry.link_layer = state.link_layer;
       entry.iwarp = list.devices[i]->transport_type == IBV_TRANSPORT_IWARP;
       entry.guid = be64toh(::ibv_get_device_guid(list.devices[i]));
-      found.push_back({std::move(entry), i});
+      found.push_back({entry, i});
     }
   }
   return found;

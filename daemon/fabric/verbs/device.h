@@ -15,7 +15,8 @@
 
 namespace mk::fabric::verbs {
 
-/// The ports of all of this machine's devices.
+/// The ports of all of this machine's devices. A device that cannot be opened, and a port that does
+/// not tell its state, is there with its trouble.
 std::vector<PortEntry> read_ports();
 
 class Device {

@@ -11,9 +11,12 @@
 namespace mk::fabric::verbs {
 namespace {
 
-bool usable(const PortEntry& port) { return port.state == IBV_PORT_ACTIVE && !port.iwarp; }
+bool usable(const PortEntry& port) {
+  return port.trouble.empty() && port.state == IBV_PORT_ACTIVE && !port.iwarp;
+}
 
 std::string_view trouble_of(const PortEntry& port) {
+  if (!port.trouble.empty()) return port.trouble;
   if (port.iwarp) return "iWARP, which this fabric does not speak";
   return port.state == IBV_PORT_ACTIVE ? "active" : "not active";
 }
@@ -26,19 +29,34 @@ std::string list_of(std::span<const PortEntry> ports) {
   return text;
 }
 
+/// A clause about those that cannot be looked at; empty: there are none.
+std::string without(std::span<const PortEntry> ports) {
+  std::string text;
+  for (const PortEntry& port : ports) {
+    if (port.trouble.empty()) continue;
+    text += fmt::format("{}{} {}", text.empty() ? "; without " : ", ", port.name(), port.trouble);
+  }
+  return text;
+}
+
 Result<Choice> choose_named_port(std::span<const PortEntry> ports, const std::string& wanted) {
   const std::size_t colon = wanted.find(':');
   const std::string device = wanted.substr(0, colon);
   const PortEntry* found = nullptr;
   for (const PortEntry& port : ports) {
     if (port.device != device) continue;
-    if (colon != std::string::npos && wanted.substr(colon + 1) != std::to_string(port.port))
+    if (colon != std::string::npos && port.port != 0 &&
+        wanted.substr(colon + 1) != std::to_string(port.port))
       continue;
     if (found == nullptr || (!usable(*found) && usable(port))) found = &port;
   }
   if (found == nullptr) {
     return fail(ErrorCode::kNotFound, "there is no RDMA device and port \"{}\"; {}", wanted,
                 list_of(ports));
+  }
+  if (!found->trouble.empty()) {
+    return fail(ErrorCode::kUnavailable, "RDMA device {}, which is asked for, {}; {}",
+                found->name(), found->trouble, list_of(ports));
   }
   if (!usable(*found)) {
     return fail(ErrorCode::kUnavailable, "port {}, which the configuration names, is {}; {}",
@@ -94,8 +112,8 @@ Result<Choice> choose_port(std::span<const PortEntry> ports, const std::string& 
     return order != 0 ? order < 0 : ports[a].port < ports[b].port;
   });
   const std::size_t place = rail % candidates.size();
-  return Choice{candidates[place], fmt::format("active port {} of {}, for rail {}", place + 1,
-                                               candidates.size(), rail)};
+  return Choice{candidates[place], fmt::format("active port {} of {}, for rail {}{}", place + 1,
+                                               candidates.size(), rail, without(ports))};
 }
 
 std::string present_name(std::span<const PortEntry> ports, const PortEntry& known) {

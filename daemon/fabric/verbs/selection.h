@@ -14,16 +14,17 @@
 
 namespace mk::fabric::verbs {
 
-/// One port of one device of this machine.
+/// One port of one device of this machine, or a device of which nothing is known but its trouble.
 struct PortEntry {
   std::string device;
-  std::uint8_t port = 1;
+  std::uint8_t port = 1;  ///< 0: the device as a whole
   ibv_port_state state = IBV_PORT_DOWN;
   std::uint8_t link_layer = IBV_LINK_LAYER_UNSPECIFIED;
   bool iwarp = false;      ///< connects only through librdmacm: not usable here
   std::uint64_t guid = 0;  ///< the device's; 0: it has none
+  std::string trouble{};   ///< why it cannot be looked at: "cannot be opened: ..."; empty: it can
 
-  std::string name() const { return fmt::format("{}:{}", device, port); }
+  std::string name() const { return port == 0 ? device : fmt::format("{}:{}", device, port); }
 };
 
 struct Choice {

@@ -158,6 +158,13 @@ TEST(DoctorTest, EachTroubleIsFoundNamedAndGivenAFix) {
          f.ports.clear();
          f.verbs_trouble = "RDMA device mlx5_0 cannot be opened";
        }},
+      {"verbs.devices", Outcome::kFail, "mlx5_1 cannot be opened",
+       [](Facts& f) { f.verbs_trouble = "RDMA device mlx5_1 cannot be opened"; }},
+      {"verbs.devices", Outcome::kWarn, "mlx5_1 cannot be opened",
+       [](Facts& f) {
+         f.fabric = "ofi";
+         f.verbs_trouble = "RDMA device mlx5_1 cannot be opened";
+       }},
       {"verbs.devices", Outcome::kFail, "no verbs fabric", [](Facts& f) { f.verbs_built = false; }},
       {"verbs.ports", Outcome::kFail, "mlx5_0:1 is down",
        [](Facts& f) {

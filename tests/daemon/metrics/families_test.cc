@@ -78,7 +78,7 @@ TEST(Metrics, NamesFollowPrometheusRules) {
   const ProxyStats proxy;
   const std::regex name_rule("mkernel_[a-z]+(_[a-z]+)*");
   const std::regex label_rule(
-      "node|rail|peer|peer_rail|job|uid|operator|tag|rank|lane|state|result|version|build|fabric");
+      "node|rail|peer|peer_rail|job_name|uid|operator|tag|rank|lane|state|result|version|build|fabric");
   for (const auto& [name, family] : families_of(busy_sample(proxy))) {
     EXPECT_TRUE(std::regex_match(name, name_rule)) << name;
     EXPECT_EQ(name.ends_with("_total"), family.type == MetricType::Counter) << name;
@@ -95,6 +95,20 @@ TEST(Metrics, NamesFollowPrometheusRules) {
       }
       EXPECT_EQ(metric.label.back().name, "node");
       EXPECT_EQ(metric.label.back().value, "3");
+    }
+  }
+}
+
+/// A label that Prometheus or its operator sets by itself would be renamed (`exported_job`), or
+/// would take the place of theirs, as the scraper is set up.
+TEST(Metrics, NoLabelIsOneOfTheScrapers) {
+  const ProxyStats proxy;
+  const std::regex scrapers("job|instance|namespace|pod|service|container|endpoint|__.*|exported_.*");
+  for (const auto& [name, family] : families_of(busy_sample(proxy))) {
+    for (const ClientMetric& metric : family.metric) {
+      for (const auto& label : metric.label) {
+        EXPECT_FALSE(std::regex_match(label.name, scrapers)) << name << " " << label.name;
+      }
     }
   }
 }
@@ -121,9 +135,9 @@ TEST(Metrics, EndedJobsAreAddedUpByNameAndUser) {
   auto families = families_of(busy_sample(proxy));
   const auto& runs = families["mkernel_ended_job_runs"].metric;
   ASSERT_EQ(runs.size(), 2u);
-  EXPECT_EQ(key_of(runs[0]), "job=train;uid=1000;node=3;");
+  EXPECT_EQ(key_of(runs[0]), "job_name=train;uid=1000;node=3;");
   EXPECT_EQ(runs[0].gauge.value, 2);
-  EXPECT_EQ(key_of(runs[1]), "job=train;uid=1001;node=3;");
+  EXPECT_EQ(key_of(runs[1]), "job_name=train;uid=1001;node=3;");
   EXPECT_EQ(families["mkernel_ended_job_failures"].metric[0].gauge.value, 1);
   EXPECT_EQ(families["mkernel_ended_job_launches"].metric[0].gauge.value, 10);
   EXPECT_EQ(families["mkernel_ended_job_bytes"].metric[0].gauge.value, 20);
@@ -138,7 +152,7 @@ TEST(Metrics, LaunchesAreOfOperatorsAndTags) {
   auto families = families_of(sample);
   const auto& launches = families["mkernel_operator_launches_total"].metric;
   ASSERT_EQ(launches.size(), 1u);
-  EXPECT_EQ(key_of(launches[0]), "job=train;uid=1000;operator=gemm_ar;tag=7;node=3;");
+  EXPECT_EQ(key_of(launches[0]), "job_name=train;uid=1000;operator=gemm_ar;tag=7;node=3;");
   EXPECT_EQ(launches[0].counter.value, 5);
   EXPECT_EQ(families["mkernel_operator_launch_seconds_total"].metric[0].counter.value, 3);
   EXPECT_EQ(families["mkernel_operator_wait_seconds_total"].metric[0].counter.value, 1);

@@ -107,7 +107,7 @@ TEST_F(WithJob, PrintsMetricsAsPrometheusWouldSeeThem) {
   const Answer answer = ask({"metrics"});
   EXPECT_EQ(answer.code, 0) << answer.err;
   EXPECT_THAT(answer.out, StartsWith("# HELP mkernel_build_info "));
-  EXPECT_THAT(answer.out, HasSubstr("\nmkernel_job_sessions{job=\"train\",node=\"0\"} 1\n"));
+  EXPECT_THAT(answer.out, HasSubstr("\nmkernel_job_sessions{job_name=\"train\",node=\"0\"} 1\n"));
   EXPECT_THAT(answer.out,
               HasSubstr("\nmkernel_commit_to_post_seconds_bucket{node=\"0\",le=\"+Inf\"} 0\n"));
 }

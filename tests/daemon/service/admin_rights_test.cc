@@ -22,13 +22,14 @@ constexpr const char* kNobody = "65534";
 
 class AdminRights : public testing::Test {
  protected:
-  void start(const std::string& config) {
+  /// `as`: a command that runs it as another user.
+  void start(const std::string& config, std::vector<std::string> as = {}) {
     std::ofstream(folder / "toml") << "socket.path = '" << folder / "c.sock"
                                    << "'\n"
                                    << config;
-    daemon = std::make_unique<Program>(
-        folder, std::vector<std::string>{MK_MKERNELD, "--config", folder / "toml", "--fabric",
-                                         "null", "--ready-file", folder / "ready"});
+    as.insert(as.end(), {MK_MKERNELD, "--config", folder / "toml", "--fabric", "null",
+                         "--ready-file", folder / "ready"});
+    daemon = std::make_unique<Program>(folder, as);
     ASSERT_TRUE(eventually([&] { return std::filesystem::exists(folder / "ready"); }))
         << daemon->err();
     listen = nlohmann::json::parse(read_file(folder / "ready"))["listen"];
@@ -146,6 +147,38 @@ TEST_F(AdminRights, OtherUsersLookAndTheGroupChanges) {
   EXPECT_THAT(daemon->err(), HasSubstr("audit: refused Resume to uid 65534, pid"));
   EXPECT_EQ(as_nobody("1", admin(), "resume").first, 0);
   EXPECT_THAT(daemon->err(), HasSubstr("audit: Resume by uid 65534, pid"));
+}
+
+TEST_F(AdminRights, ADaemonThatIsNotRootGivesItsSocketToAGroupOfItsOwn) {
+  if (::geteuid() != 0) GTEST_SKIP() << "needs root, to become somebody else";
+  ::chmod(folder.path().c_str(), 0777);
+  const std::vector<std::string> as_nobody{"/usr/bin/setpriv", "--reuid",       kNobody,
+                                           "--regid",          kNobody,         "--groups=1",
+                                           "--inh-caps=-all",  "--bounding-set", "-all"};
+  Program reach(folder, {"/usr/bin/setpriv", "--reuid", kNobody, "--clear-groups", MK_MKERNELD,
+                         "--version"});
+  if (reach.wait() != 0) GTEST_SKIP() << "mkerneld is out of reach";
+  start("listen = '127.0.0.1:0'\n[admin]\ngroup = 'daemon'\n", as_nobody);
+  struct stat status {};
+  ASSERT_EQ(::stat((folder / "c-admin.sock").c_str(), &status), 0);
+  EXPECT_EQ(status.st_gid, 1u);
+  EXPECT_EQ(status.st_mode & 0777, 0660u);
+  daemon.reset();
+  // Group 2 of Debian is "bin", of which this daemon is no member.
+  std::ofstream(folder / "toml") << "socket.path = '" << folder / "c.sock"
+                                 << "'\n[admin]\ngroup = 'bin'\n";
+  std::vector<std::string> command = as_nobody;
+  command.insert(command.end(), {MK_MKERNELD, "--config", folder / "toml", "--fabric", "null"});
+  Program refused(folder, command);
+  EXPECT_EQ(refused.wait(), 1);
+  EXPECT_THAT(refused.err(), HasSubstr("SupplementaryGroups="));
+}
+
+TEST_F(AdminRights, ACheckOfTheConfigurationKnowsTheGroups) {
+  std::ofstream(folder / "toml") << "[admin]\ngroup = 'no-such-group'\n";
+  Program check(folder, {MK_MKERNELD, "--config", folder / "toml", "--check-config"});
+  EXPECT_EQ(check.wait(), 2);
+  EXPECT_THAT(check.err(), HasSubstr("this machine has no group 'no-such-group'"));
 }
 
 TEST_F(AdminRights, AClosedSocketKeepsOthersOut) {

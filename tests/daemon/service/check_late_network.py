@@ -55,11 +55,11 @@ def eventually(what, done):
     sys.exit(f"never: {what}")
 
 
-def start(folder, listen, fabric):
+def start(folder, listen, fabric, **environment):
     config = pathlib.Path(folder) / "mk.toml"
     config.write_text(f'listen = "{listen.format(folder=folder)}"\nsocket.path = "{folder}/s.sock"\nmetrics.listen = "{METRICS}"\n{fabric}\n')
     return subprocess.Popen([mkerneld, "--config", config, "--ready-file", f"{folder}/ready", "--log-format", "text"],
-                            stderr=subprocess.PIPE, text=True)
+                            stderr=subprocess.PIPE, text=True, env={**os.environ, **environment})
 
 
 def metrics():
@@ -146,6 +146,44 @@ def check_correction():
             assert daemon.wait(PATIENCE_S) == 0
 
 
+def check_systemd():
+    """For systemd a daemon that waits has started: a unit of Type=notify that has not is neither reloaded nor left alone by apt. It
+    feeds the watchdog, and each reload has its end."""
+    with tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+        systemd.bind(f"{folder}/notify")
+        systemd.settimeout(PATIENCE_S)
+        config = pathlib.Path(folder) / "mk.toml"
+
+        def hears(*parts):
+            """The next message with all of them."""
+            while True:
+                text = systemd.recv(65536).decode()
+                if all(part in text.split("\n") or part.endswith("=") and part in text for part in parts):
+                    return text
+
+        with start(folder, f"{ADDRESS}:0", "insecure = true\nfabric.name = 'null'", NOTIFY_SOCKET=f"{folder}/notify",
+                   WATCHDOG_USEC="600000") as daemon:
+            try:
+                first = hears("READY=1")
+                assert f"STATUS=waiting: cannot listen on {ADDRESS}:0" in first, first
+                for _ in range(3):
+                    hears("WATCHDOG=1")
+                assert not (pathlib.Path(folder) / "ready").exists()
+                as_it_was = config.read_text()
+                for text, status in ((as_it_was + "\nno_such_key = 1\n", "STATUS=waiting: "),
+                                     (as_it_was.replace(ADDRESS, "192.0.2.78"), "STATUS=waiting: cannot listen on 192.0.2.78:0"),
+                                     (as_it_was.replace(ADDRESS, "127.0.0.1"), "STATUS=node 0: ")):
+                    config.write_text(text)
+                    daemon.send_signal(signal.SIGHUP)
+                    hears("RELOADING=1", "MONOTONIC_USEC=")
+                    assert status in (told := hears("READY=1")), told
+                eventually("it is ready", (pathlib.Path(folder) / "ready").exists)
+            finally:
+                daemon.send_signal(signal.SIGTERM)
+                daemon.stderr.read()
+            assert daemon.wait(PATIENCE_S) == 0
+
+
 def check_no_port():
     """No RDMA port is up, and the configuration names none: one may come."""
     with tempfile.TemporaryDirectory() as folder:
@@ -166,6 +204,7 @@ def doctor_runs(check_id):
 
 set_address(False)
 check_correction()
+check_systemd()
 if not pathlib.Path("/sys/class/infiniband").exists() or not os.listdir("/sys/class/infiniband"):
     check_no_port()
 check(f"{ADDRESS}:0", "insecure = true\nfabric.name = 'null'", f"cannot listen on {ADDRESS}:0: no interface of this machine has that address now")

@@ -37,6 +37,24 @@ TEST(FabricChoiceTest, EfaElseWhereLibfabricDrivesIt) {
   EXPECT_THAT(old.why, HasSubstr("needs libfabric 1.20"));
 }
 
+TEST(FabricChoiceTest, DevicesThatCannotBeOpenedAreNotThoughtAbsent) {
+  Inventory closed = machine({}, kNew, {"tcp"});
+  closed.closed_devices = {"mlx5_0 cannot be opened: Permission denied"};
+  const auto tcp = choose_fabric(closed);
+  EXPECT_EQ(tcp.provider, "tcp");
+  EXPECT_THAT(tcp.why, HasSubstr("mlx5_0 cannot be opened: Permission denied"));
+  EXPECT_THAT(tcp.trouble, HasSubstr("mlx5_0 cannot be opened: Permission denied"));
+  closed.rdma_ports = {"mlx5_1:1"};
+  const auto verbs = choose_fabric(closed);
+  EXPECT_EQ(verbs.fabric, "verbs");
+  EXPECT_THAT(verbs.trouble, HasSubstr("mlx5_0 cannot be opened"));
+  daemon::Config config;
+  config.fabric.name = "auto";
+  config.listen.host = "10.0.0.1";
+  EXPECT_EQ(resolve_fabric(config, [&] { return closed; }).trouble, verbs.trouble);
+  EXPECT_EQ(choose_fabric(machine({}, kNew, {"tcp"})).trouble, "");
+}
+
 TEST(FabricChoiceTest, TheBestProviderForAnyNetworkElse) {
   EXPECT_EQ(choose_fabric(machine({}, kDebian12, {"shm", "tcp;ofi_rxm", "net"})).provider, "net");
   EXPECT_EQ(choose_fabric(machine({}, kNew, {"shm", "net", "tcp;ofi_rxm"})).provider, "tcp");

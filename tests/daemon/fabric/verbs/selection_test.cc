@@ -55,6 +55,33 @@ TEST(ChoosePort, WhatCannotBeUsedIsRefusedWithWhatThereIs) {
   EXPECT_THAT(chosen_port({}, ""), HasSubstr("no RDMA device"));
 }
 
+TEST(ChoosePort, WhatCannotBeLookedAtIsNamedWithItsTrouble) {
+  PortEntry closed = port("mlx5_1", 0);
+  closed.trouble = "cannot be opened: Permission denied";
+  PortEntry silent = port("mlx5_2", 2);
+  silent.trouble = "does not tell its attributes: Input/output error";
+  const std::vector<PortEntry> ports = {port("mlx5_0"), closed, silent};
+  for (const std::string wanted : {"mlx5_1", "mlx5_1:1", "mlx5_1:2"}) {
+    const auto choice = choose_port(ports, wanted, 0);
+    ASSERT_FALSE(choice) << wanted;
+    EXPECT_EQ(choice.error().code, ErrorCode::kUnavailable) << "it may be allowed later";
+    EXPECT_THAT(choice.error().message,
+                HasSubstr("RDMA device mlx5_1, which is asked for, cannot be opened: Permission"));
+  }
+  EXPECT_THAT(chosen_port(ports, "mlx5_2:2"), HasSubstr("mlx5_2:2, which is asked for, does not"));
+  EXPECT_THAT(chosen_port(ports, "mlx5_2:1"), HasSubstr("no RDMA device and port \"mlx5_2:1\""));
+  // Rails are never of such a port, and the log says so.
+  for (std::uint32_t rail = 0; rail < 3; ++rail) {
+    const auto choice = choose_port(ports, "", rail);
+    ASSERT_TRUE(choice);
+    EXPECT_EQ(choice->index, 0u);
+    EXPECT_THAT(choice->why, HasSubstr("without mlx5_1 cannot be opened: Permission denied, "
+                                       "mlx5_2:2 does not tell its attributes"));
+  }
+  EXPECT_THAT(chosen_port({{closed}}, ""),
+              HasSubstr("there are: mlx5_1 (cannot be opened: Permission denied)"));
+}
+
 // The kernel numbers devices as they come.
 TEST(PresentName, ADeviceIsKnownByItsGuidWhateverItIsCalledNow) {
   const auto with_guid = [](PortEntry entry, std::uint64_t guid) {

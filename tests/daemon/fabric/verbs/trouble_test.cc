@@ -2,6 +2,7 @@
 #include <cerrno>
 #include <set>
 
+#include "daemon/fabric/choice.h"
 #include "tests/daemon/fabric/verbs/trouble.h"
 
 namespace mk::fabric {
@@ -227,6 +228,40 @@ TEST_F(VerbsTrouble, WhateverTheNicRefusesIsAnErrorAndLeavesNothingBehind) {
       }
     }
     EXPECT_EQ(soft_nic::live_objects(), 0u);
+  }
+}
+
+// Every call that looks at a device may fail; then the device is there, and not absent.
+TEST_F(VerbsTrouble, ADeviceThatCannotBeLookedAtIsNamedWithTheReason) {
+  const std::pair<const char*, const char*> calls[] = {
+      {"ibv_open_device", "cannot be opened: Permission denied"},
+      {"ibv_query_device", "does not tell its attributes: Permission denied"},
+      {"ibv_query_port", "does not tell its attributes: Permission denied"}};
+  for (const auto& call : calls) {
+    SCOPED_TRACE(call.first);
+    soft_nic::refuse(call.first, EACCES, 1 << 30);
+    FabricSetup setup = on("soft0");
+    const auto named = setup.open();
+    ASSERT_FALSE(named);
+    EXPECT_EQ(named.error().code, ErrorCode::kUnavailable);
+    EXPECT_TRUE(holds(named.error().message, "RDMA device soft0") &&
+                holds(named.error().message, call.second))
+        << named.error().message;
+    setup.config.verbs.devices.clear();
+    const auto any = setup.open();
+    ASSERT_FALSE(any);
+    const Inventory inventory = read_inventory();
+    EXPECT_TRUE(inventory.rdma_ports.empty());
+    ASSERT_EQ(inventory.closed_devices.size(), 4u);
+    const FabricChoice choice = choose_fabric(inventory);
+    for (const std::string device : {"soft0", "soft1", "softib0", "softib1"}) {
+      EXPECT_TRUE(holds(any.error().message, device)) << any.error().message;
+      EXPECT_TRUE(holds(choice.why, device) && holds(choice.why, call.second)) << choice.why;
+      EXPECT_TRUE(holds(choice.trouble, device)) << choice.trouble;
+    }
+    soft_nic::refuse(call.first, 0, 0);
+    EXPECT_TRUE(read_inventory().closed_devices.empty());
+    EXPECT_EQ(choose_fabric(read_inventory()).trouble, "");
   }
 }
 

@@ -1,0 +1,133 @@
+# Which version this source is: `cmake -P deploy/cmake/revision.cmake` prints it. At its tag (v0.1.0) that is the number of
+# CMakeLists.txt; elsewhere the number with a date and the commit, which rises with each commit. So apt, pip and people tell builds
+# apart.
+#
+#   0.1.0+20261130153523.g64106db05c1d        a commit, from git or from an archive that git made
+#   0.1.0+20261130160211.g64106db05c1d.dirty  with files that differ from it; the date of the newest of them
+#   0.1.0+20261130160211.files                a copy without git
+#
+# -DMK_REVISION=OFF: the number alone; a text: the number, "+" and that text, or such a version as it is.
+# -DMK_HEADER=FILE -DMK_TEXT=FILE: written there, unless that is there already.
+cmake_minimum_required(VERSION 3.25)
+get_filename_component(source "${CMAKE_CURRENT_LIST_DIR}/../.." REALPATH)
+file(STRINGS "${source}/CMakeLists.txt" line REGEX "^project\\(mkernel VERSION [0-9.]+" LIMIT_COUNT 1)
+string(REGEX REPLACE "^project\\(mkernel VERSION ([0-9.]+).*" "\\1" number "${line}")
+
+# How CMake says a time that is not now.
+function(date_of seconds out)
+  set(ENV{SOURCE_DATE_EPOCH} ${seconds})
+  string(TIMESTAMP text "%Y%m%d%H%M%S" UTC)
+  unset(ENV{SOURCE_DATE_EPOCH})
+  set(${out} ${text} PARENT_SCOPE)
+endfunction()
+
+# newest_of(<file>... <least> <out>): when the last of these files changed, or `least`, whichever is later.
+function(newest_of files least out)
+  foreach(file IN LISTS files)
+    file(TIMESTAMP "${source}/${file}" seconds "%s" UTC)
+    if(seconds AND seconds GREATER least)
+      set(least ${seconds})
+    endif()
+  endforeach()
+  set(${out} ${least} PARENT_SCOPE)
+endfunction()
+
+# git(<out> <argument>...): the output; `failed` is then set or not. A build by root of somebody else's checkout is no danger of its own.
+function(git out)
+  execute_process(COMMAND git -c safe.directory=* -C "${source}" ${ARGN} RESULT_VARIABLE result OUTPUT_VARIABLE text
+                  ERROR_QUIET OUTPUT_STRIP_TRAILING_WHITESPACE)
+  set(${out} "${text}" PARENT_SCOPE)
+  if(result STREQUAL "0")
+    set(failed OFF PARENT_SCOPE)
+  else()
+    set(failed ON PARENT_SCOPE)
+  endif()
+endfunction()
+
+function(from_git out)
+  set(${out} "" PARENT_SCOPE)
+  # In a folder of another repository, that one's commits say nothing.
+  git(prefix rev-parse --show-prefix)
+  if(failed OR prefix)
+    return()
+  endif()
+  git(commit log -1 --format=%ct,%H)
+  if(failed OR NOT commit MATCHES "^([0-9]+),(............)")
+    return()
+  endif()
+  set(seconds ${CMAKE_MATCH_1})
+  set(hash ${CMAKE_MATCH_2})
+  git(changed diff --name-only HEAD)
+  if(changed)
+    string(REPLACE "\n" ";" changed "${changed}")
+    newest_of("${changed}" ${seconds} seconds)
+    set(hash ${hash}.dirty)
+  else()
+    git(tags tag --points-at HEAD)
+    string(REPLACE "\n" ";" tags "${tags}")
+    if("v${number}" IN_LIST tags)
+      set(${out} ${number} PARENT_SCOPE)
+      return()
+    endif()
+  endif()
+  date_of(${seconds} date)
+  set(${out} ${number}+${date}.g${hash} PARENT_SCOPE)
+endfunction()
+
+# `git archive` fills this file in (.gitattributes).
+function(from_archive out)
+  set(${out} "" PARENT_SCOPE)
+  file(STRINGS "${source}/deploy/cmake/archive.txt" commit REGEX "^[0-9]+,[0-9a-f]+," LIMIT_COUNT 1)
+  if(NOT commit MATCHES "^([0-9]+),(............)[0-9a-f]*,(.*)$")
+    return()
+  endif()
+  set(hash ${CMAKE_MATCH_2})
+  string(FIND "${CMAKE_MATCH_3}," "tag: v${number}," at)
+  if(NOT at EQUAL -1)
+    set(${out} ${number} PARENT_SCOPE)
+    return()
+  endif()
+  string(REGEX REPLACE ",.*" "" seconds "${commit}")
+  date_of(${seconds} date)
+  set(${out} ${number}+${date}.g${hash} PARENT_SCOPE)
+endfunction()
+
+function(from_files out)
+  set(files "")
+  foreach(folder shm proto kernels daemon client systemd deploy)
+    file(GLOB_RECURSE found RELATIVE "${source}" "${source}/${folder}/*")
+    list(APPEND files ${found})
+  endforeach()
+  list(FILTER files EXCLUDE REGEX "__pycache__")
+  newest_of("CMakeLists.txt;${files}" 0 seconds)
+  date_of(${seconds} date)
+  set(${out} ${number}+${date}.files PARENT_SCOPE)
+endfunction()
+
+if(NOT DEFINED MK_REVISION OR MK_REVISION STREQUAL "AUTO")
+  set(version "")
+  foreach(way git archive files)
+    if(NOT version)
+      cmake_language(CALL from_${way} version)
+    endif()
+  endforeach()
+elseif(MK_REVISION STREQUAL "OFF" OR MK_REVISION STREQUAL number)
+  set(version ${number})
+else()
+  string(REGEX REPLACE "^${number}[+]" "" text "${MK_REVISION}")
+  set(version ${number}+${text})
+endif()
+if(NOT version MATCHES "^[0-9.]+([+][a-z0-9]+([.][a-z0-9]+)*)?$")
+  message(FATAL_ERROR "MK_REVISION is '${MK_REVISION}': it takes AUTO, OFF, a version of ${number}, or small letters "
+                      "and digits with dots between them.")
+endif()
+
+if(MK_HEADER)
+  file(CONFIGURE OUTPUT "${MK_HEADER}" CONTENT "#define MK_VERSION \"@version@\"\n" @ONLY)
+endif()
+if(MK_TEXT)
+  file(CONFIGURE OUTPUT "${MK_TEXT}" CONTENT "@version@\n" @ONLY)
+endif()
+if(NOT MK_HEADER AND NOT MK_TEXT)
+  execute_process(COMMAND "${CMAKE_COMMAND}" -E echo "${version}")
+endif()
