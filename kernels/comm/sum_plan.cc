@@ -11,8 +11,9 @@ namespace {
 constexpr std::uint64_t kTilesMax = 1u << 30;  ///< of C
 constexpr std::uint32_t kTilesWanted = 16;     ///< that one rank sums
 constexpr std::uint32_t kChunksWanted = 8;     ///< that one rank sends
-constexpr std::uint32_t kChunkBytesDefault = 256 * 1024;
-constexpr std::uint32_t kChunkBytesMin = 32 * 1024;
+constexpr std::uint64_t kChunkBytesDefault = 256 * 1024;
+constexpr std::uint64_t kChunkBytesMin = 32 * 1024;
+constexpr std::uint64_t kChunkBytesMax = shm::kCommandPayloadBytesMax / 2;
 
 std::uint64_t tiles_of_grid(const SumRules& rules, std::uint32_t n, const TileSides& tile) {
   return std::uint64_t{div_up(rules.rows, tile.rows)} * div_up(n, tile.columns);
@@ -29,9 +30,10 @@ std::uint64_t tile_bytes_max(const SumGeometry& geometry, std::uint32_t rows) {
 Status choose_chunks(const SumRules& rules, const Tiling& tiling, SumGeometry& geometry) {
   const std::uint64_t tile_bytes = tile_bytes_max(geometry, rules.rows);
   const std::uint32_t wanted = div_up(kChunksWanted, rules.sent_grids) * rules.chunk_nodes;
-  std::uint32_t chunk_bytes = tiling.chunk_bytes != 0 ? tiling.chunk_bytes : kChunkBytesDefault;
+  std::uint64_t chunk_bytes = tiling.chunk_bytes != 0 ? tiling.chunk_bytes : kChunkBytesDefault;
   const auto count = [&] {
-    return div_up(geometry.tiles_max, PackedTiles::per_chunk(tile_bytes, chunk_bytes));
+    const auto bytes = static_cast<std::uint32_t>(chunk_bytes);
+    return div_up(geometry.tiles_max, PackedTiles::per_chunk(tile_bytes, bytes));
   };
   if (tiling.chunk_bytes == 0) {
     while (count() < wanted && chunk_bytes > kChunkBytesMin) chunk_bytes /= 2;
@@ -39,16 +41,21 @@ Status choose_chunks(const SumRules& rules, const Tiling& tiling, SumGeometry& g
   const auto flags = [&] {
     return rules.chunk_nodes == 1 ? count() : 2 * div_up(count(), rules.chunk_nodes);
   };
-  while (FlagMap{geometry.nodes, geometry.banks, flags()}.count() > kOperatorFlagsMax) {
-    chunk_bytes = static_cast<std::uint32_t>(std::max<std::uint64_t>(chunk_bytes, tile_bytes) * 2);
-  }
-  if (chunk_bytes > shm::kCommandPayloadBytesMax / 2) {
+  const auto too_many = [&] {
+    if (geometry.nodes == 1) return false;
+    // The map counts in 32 bits: so many from one sender are too many in any case.
+    if (flags() > kOperatorFlagsMax) return true;
+    return FlagMap{geometry.nodes, geometry.banks, flags()}.count() > kOperatorFlagsMax;
+  };
+  while (chunk_bytes <= kChunkBytesMax && too_many())
+    chunk_bytes = std::max(chunk_bytes, tile_bytes) * 2;
+  if (chunk_bytes > kChunkBytesMax) {
     return fail(ErrorCode::kLimitExceeded,
                 "{}: {} tiles of {} bytes over {} nodes need chunks of {} bytes; at most {}",
                 rules.op, geometry.tiles_max, tile_bytes, geometry.nodes, chunk_bytes,
-                shm::kCommandPayloadBytesMax / 2);
+                kChunkBytesMax);
   }
-  geometry.chunk_bytes = chunk_bytes;
+  geometry.chunk_bytes = static_cast<std::uint32_t>(chunk_bytes);
   geometry.chunks_max = count();
   return {};
 }

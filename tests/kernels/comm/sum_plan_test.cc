@@ -6,6 +6,7 @@
 #include <set>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "kernels/ops/gemm_ar/spec.h"
 #include "kernels/ops/gemm_rs/spec.h"
@@ -85,6 +86,57 @@ TYPED_TEST(GemmPlan, RefusesWhatItCannotDoAndSaysWhatIsAllowed) {
   this->expect_refused(this->make(1, 1, shape, {0, 12, 0, 0}), "multiple of 8");
   this->expect_refused(this->make(1, 1, shape, {0, 0, 1u << 30, 0}), "too large");
   this->expect_refused(this->make(1, 1, shape, {0, 0, 0, 3}), "3 banks");
+}
+
+/// Arrival flags of one sender in a bank: one for each chunk; of a two-shot exchange two to a
+/// round.
+std::uint64_t flags_of_sender(const GemmArPlan& plan) {
+  return plan.two_shot ? 2ull * plan.rounds_max() : plan.chunks_max;
+}
+std::uint64_t flags_of_sender(const GemmRsPlan& plan) { return plan.chunks_max; }
+
+// Whatever the sizes: a plan within all limits, or at once the limit that it would exceed.
+TYPED_TEST(GemmPlan, OfAnySizeIsWithinItsLimitsOrRefused) {
+  constexpr std::uint32_t kSides[] = {1, 8192, 1u << 18, 1u << 20, (1u << 20) + 7, kSideMax};
+  std::vector<Tiling> tilings(5);
+  tilings[1].banks = 1;
+  tilings[2] = {1, 8, 1, 0};
+  tilings[3] = {1, 8, 1, 1};
+  tilings[4].exchange = Exchange::kTwoShot;
+  std::uint32_t made = 0;
+  std::uint32_t refused = 0;
+  const auto check = [&](std::uint32_t nodes, std::uint32_t locals, const Shape& shape) {
+    for (const Tiling& tiling : tilings) {
+      if (tiling.exchange == Exchange::kTwoShot && nodes < 3) continue;
+      for (const Partials partials : {Partials::kElement, Partials::kF32}) {
+        SCOPED_TRACE(::testing::Message() << nodes << " x " << locals << ", m " << shape.m << ", n "
+                                          << shape.n << ", tiling " << (&tiling - tilings.data())
+                                          << ", partials " << static_cast<int>(partials));
+        GemmResult result;
+        result.partials = partials;
+        const auto plan = TypeParam::make(nodes, locals, shape, DType::kBf16, tiling, result);
+        if (!plan) {
+          ++refused;
+          EXPECT_EQ(plan.error().code, ErrorCode::kLimitExceeded) << plan.error().message;
+          continue;
+        }
+        ++made;
+        EXPECT_LE(plan->chunk_bytes, shm::kCommandPayloadBytesMax / 2);
+        EXPECT_LT(plan->workspace.bytes(), shm::kBufferBytesMax);
+        EXPECT_LE(plan->flag_count(), kOperatorFlagsMax);
+        EXPECT_GE(plan->flag_count(), (nodes - 1) * plan->banks * flags_of_sender(*plan));
+      }
+    }
+  };
+  for (const std::uint32_t nodes : {1u, 2u, 3u, 64u, 256u, 513u, 1024u}) {
+    for (const std::uint32_t locals : {1u, 8u}) {
+      for (const std::uint32_t m : kSides) {
+        for (const std::uint32_t n : kSides) check(nodes, locals, {m, n, 0});
+      }
+    }
+  }
+  EXPECT_LT(500u, made);
+  EXPECT_LT(500u, refused);
 }
 
 // A sum has room for the sources of the largest world.
