@@ -33,6 +33,11 @@ constexpr std::uint64_t kFailedDrainNs = 2'000'000'000;  ///< for failed session
 
 class ControlLoop::Impl {
  public:
+  struct Task {
+    std::function<void(ControlPlane&)> run;
+    std::function<void()> abandoned;  ///< may be empty
+  };
+
   Impl(const ControlLoopOptions& options, shm::FrameListener listener, UniqueFd epoll,
        UniqueFd wake)
       : reserve_(options.reserve),
@@ -151,11 +156,6 @@ class ControlLoop::Impl {
   const std::string& socket_path() const { return socket_path_; }
 
  private:
-  struct Task {
-    std::function<void(ControlPlane&)> run;
-    std::function<void()> abandoned;  ///< may be empty
-  };
-
   void wake() const {
     const std::uint64_t one = 1;
     // Full means that it is awake already.
