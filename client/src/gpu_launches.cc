@@ -1,8 +1,7 @@
 #include "client/src/gpu_launches.h"
 
 #include <algorithm>
-#include <map>
-#include <mutex>
+#include <set>
 
 #include "shm/atomic.h"
 
@@ -10,8 +9,10 @@ namespace mk::client {
 namespace {
 
 struct Told {
+  std::shared_mutex beginning;
   std::mutex mutex;
-  std::map<const std::uint64_t*, int> devices;  ///< by the session's word
+  std::set<const std::uint64_t*> sessions;
+  bool (*others)() = nullptr;
 };
 Told& told() {
   static Told all;
@@ -20,21 +21,34 @@ Told& told() {
 
 }  // namespace
 
-GpuLaunches::GpuLaunches(int device, const std::uint64_t* launches) : launches_(launches) {
+GpuLaunches::GpuLaunches(const std::uint64_t* launches) : launches_(launches) {
   const std::lock_guard lock(told().mutex);
-  told().devices.emplace(launches_, device);
+  told().sessions.insert(launches_);
 }
 
 GpuLaunches::~GpuLaunches() {
   const std::lock_guard lock(told().mutex);
-  told().devices.erase(launches_);
+  told().sessions.erase(launches_);
 }
 
-bool GpuLaunches::under_way(int device) {
+std::shared_lock<std::shared_mutex> GpuLaunches::begin() {
+  return std::shared_lock(told().beginning);
+}
+
+std::unique_lock<std::shared_mutex> GpuLaunches::hold_back() {
+  return std::unique_lock(told().beginning);
+}
+
+bool GpuLaunches::under_way() {
   const std::lock_guard lock(told().mutex);
-  return std::ranges::any_of(told().devices, [device](const auto& one) {
-    return one.second == device && shm::load_relaxed(one.first) % 2 != 0;
-  });
+  return std::ranges::any_of(told().sessions,
+                             [](const auto* word) { return shm::load_relaxed(word) % 2 != 0; }) ||
+         (told().others != nullptr && told().others());
+}
+
+void GpuLaunches::ask_also(bool (*any)()) {
+  const std::lock_guard lock(told().mutex);
+  told().others = any;
 }
 
 }  // namespace mk::client

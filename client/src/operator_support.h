@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "client/src/device_operator.h"
+#include "client/src/gpu_launches.h"
 #include "client/src/session_impl.h"
 #include "kernels/comm/launch_stats.h"
 #include "kernels/comm/plan_tools.h"
@@ -108,6 +109,7 @@ Status launch_on_device(std::string_view op, const Session::Impl& session,
   MK_RETURN_IF_ERROR(check_device(op, device));
   MK_RETURN_IF_ERROR(session.status());
   session.announce_launch();
+  const auto begins = client::GpuLaunches::begin();
   return launch();
 }
 Status device_status(const Session::Impl& session, const DeviceOperator* device);

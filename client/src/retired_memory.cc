@@ -1,6 +1,10 @@
 #include "client/src/retired_memory.h"
 
+#include <algorithm>
+#include <iterator>
 #include <utility>
+
+#include "client/src/gpu_launches.h"
 
 namespace mk::client {
 namespace {
@@ -87,17 +91,21 @@ void RetiredMemory::reclaim() {
       changed_.wait(lock, [&] { return stop_ || !free_.empty(); });
       continue;
     }
-    if (busy_()) {
-      changed_.wait_for(lock, kLookInterval, [&] { return stop_; });
-      continue;
-    }
     freeing_ = static_cast<std::uint32_t>(free_.size());
     std::vector<Kept> now = std::exchange(free_, {});
     lock.unlock();
-    now.clear();
+    {
+      const auto none_begins = GpuLaunches::hold_back();
+      if (!busy_()) now.clear();
+    }
     lock.lock();
     freeing_ = 0;
-    changed_.notify_all();
+    if (now.empty()) {
+      changed_.notify_all();
+      continue;
+    }
+    std::ranges::move(now, std::back_inserter(free_));
+    changed_.wait_for(lock, kLookInterval, [&] { return stop_; });
   }
 }
 

@@ -23,8 +23,8 @@ class RetiredMemory {
  public:
   using Clock = std::chrono::steady_clock;
 
-  /// `busy`: whether a launch of this process is under way on the session's GPU. Freeing memory
-  /// waits for kernels, so it waits until none is.
+  /// `busy`: whether a launch of this process is under way (GpuLaunches). Freeing memory waits for
+  /// kernels, so it waits until none is, and lets none begin meanwhile.
   explicit RetiredMemory(std::function<bool()> busy) : busy_(std::move(busy)) {}
   /// Frees all that is left.
   ~RetiredMemory();

@@ -160,7 +160,7 @@ Result<GpuSession*> Session::Impl::gpu() {
     }
     MK_ASSIGN_OR_RETURN(gpu_,
                         GpuSession::create(driver_, *segment_, connection_->abort_word(), lanes_));
-    launches_.emplace(gpu_->device(), &segment_->header().launches);
+    launches_.emplace(&segment_->header().launches);
     return gpu_.get();
   }
   MK_ASSIGN_OR_RETURN(const int device, gpu_->driver()->current_device());

@@ -178,9 +178,7 @@ class __attribute__((visibility("hidden"))) Session::Impl {
                                                const gpu::Allocation& memory);
   Buffer keep_buffer(OwnBuffer own, std::uint64_t bytes, std::uint16_t handle);
 
-  bool launch_under_way() const {
-    return gpu_ != nullptr && client::GpuLaunches::under_way(gpu_->device());
-  }
+  bool launch_under_way() const { return gpu_ != nullptr && client::GpuLaunches::under_way(); }
 
   mutable std::mutex mutex_;
   std::shared_ptr<gpu::Driver> driver_;  ///< null: load_driver()'s

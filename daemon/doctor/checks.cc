@@ -108,7 +108,8 @@ Finding devices(const Facts& facts) {
     finding.fix =
         facts.verbs_trouble.empty()
             ? "load the NIC's driver (mlx5_ib) and ib_uverbs, and install ibverbs-providers"
-            : "load the NIC's driver (mlx5_ib) and ib_uverbs, install ibverbs-providers, and see the "
+            : "load the NIC's driver (mlx5_ib) and ib_uverbs, install ibverbs-providers, and see "
+              "the "
               "file modes of /dev/infiniband/uverbs*";
     return finding;
   }

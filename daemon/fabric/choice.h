@@ -22,9 +22,9 @@ struct Inventory {
 Inventory read_inventory();
 
 struct FabricChoice {
-  std::string fabric;    ///< "loopback", "verbs", "ofi"
-  std::string provider;  ///< ofi
-  std::string why;       ///< a sentence for the log
+  std::string fabric;     ///< "loopback", "verbs", "ofi"
+  std::string provider;   ///< ofi
+  std::string why;        ///< a sentence for the log
   std::string trouble{};  ///< a sentence to warn of, as it may have decided; empty: nothing
 };
 

@@ -19,7 +19,7 @@ namespace mk::topology {
 /// knows of are on this machine, else by `fabric::choose_fabric` of what `look` finds.
 struct ResolvedConfig {
   daemon::Config config;
-  std::string why;  ///< a sentence for the log; empty: the configuration says so itself
+  std::string why;        ///< a sentence for the log; empty: the configuration says so itself
   std::string trouble{};  ///< a sentence to warn of; empty: nothing
 };
 ResolvedConfig resolve_fabric(

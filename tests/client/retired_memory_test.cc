@@ -7,9 +7,12 @@
 #include <atomic>
 #include <memory>
 #include <optional>
+#include <stop_token>
 #include <thread>
+#include <utility>
 
 #include "client/src/gpu_launches.h"
+#include "shm/atomic.h"
 #include "tests/shm/gpu/fake_driver.h"
 
 namespace mk::client {
@@ -81,22 +84,66 @@ TEST_F(Retired, ASessionThatKeepsMemoryWaitsForLaunchesOfTheProcess) {
   EXPECT_EQ(looks, 4);
 }
 
-// Two ranks that are threads of this process, on one GPU: while either's launch is under way, the
-// other must not free.
-TEST(GpuLaunches, OfAllSessionsOfTheProcessCountByDevice) {
+// Two ranks that are threads of this process: while either's launch is under way, neither frees.
+TEST(GpuLaunches, OfAllSessionsOfTheProcessCount) {
   std::uint64_t ours = 4, theirs = 7;
-  EXPECT_FALSE(GpuLaunches::under_way(0));
-  const GpuLaunches own(0, &ours);
-  EXPECT_FALSE(GpuLaunches::under_way(0));
+  EXPECT_FALSE(GpuLaunches::under_way());
+  const GpuLaunches own(&ours);
+  EXPECT_FALSE(GpuLaunches::under_way());
   {
-    const GpuLaunches other(0, &theirs);
-    EXPECT_TRUE(GpuLaunches::under_way(0));
-    EXPECT_FALSE(GpuLaunches::under_way(1));
+    const GpuLaunches other(&theirs);
+    EXPECT_TRUE(GpuLaunches::under_way());
     ++theirs;
-    EXPECT_FALSE(GpuLaunches::under_way(0));
+    EXPECT_FALSE(GpuLaunches::under_way());
     ++theirs;
   }
-  EXPECT_FALSE(GpuLaunches::under_way(0)) << "that session has gone";
+  EXPECT_FALSE(GpuLaunches::under_way()) << "that session has gone";
+}
+
+std::atomic<bool> queued{false};
+
+TEST(GpuLaunches, ThoseThatHaveNotBegunCountToo) {
+  GpuLaunches::ask_also([] { return queued.load(); });
+  EXPECT_FALSE(GpuLaunches::under_way());
+  queued = true;
+  EXPECT_TRUE(GpuLaunches::under_way());
+  queued = false;
+  EXPECT_FALSE(GpuLaunches::under_way());
+  GpuLaunches::ask_also(nullptr);
+}
+
+// A launch that begins between the question and the freeing would be waited for with the driver
+// locked, and may wait for this process itself.
+TEST_F(Retired, NoLaunchBeginsWhileMemoryIsFreed) {
+  std::uint64_t word = 0;
+  const GpuLaunches session(&word);
+  std::atomic<bool> freeing{false};
+  std::atomic<int> overlaps{0}, freed{0};
+  constexpr int kRounds = 300;
+  std::jthread launches([&](const std::stop_token& stop) {
+    while (!stop.stop_requested()) {
+      const auto begins = GpuLaunches::begin();
+      shm::store_relaxed(&word, word + 1);
+      if (freeing) ++overlaps;
+      std::this_thread::yield();
+      if (freeing) ++overlaps;
+      shm::store_relaxed(&word, word + 1);
+    }
+  });
+  {
+    RetiredMemory retired([] { return GpuLaunches::under_way(); });
+    for (int i = 0; i < kRounds; ++i) {
+      auto rest = std::shared_ptr<void>(nullptr, [&](void*) {
+        freeing = true;
+        std::this_thread::yield();
+        freeing = false;
+        ++freed;
+      });
+      retired.answered(retired.add(allocate(), nullptr, std::move(rest)), true);
+    }
+    while (freed != kRounds) std::this_thread::yield();
+  }
+  EXPECT_EQ(overlaps, 0);
 }
 
 }  // namespace

@@ -21,7 +21,8 @@
 
 namespace mk {
 
-/// The library's version, "0.1.0" or with a revision, "0.1.0+...". The string lives as long as the library.
+/// The library's version, "0.1.0" or with a revision, "0.1.0+...". The string lives as long as the
+/// library.
 MK_EXPORT const char* version();
 
 /// How a rank finds its daemon and its place in the job. Ranks are numbered node by node: rank =

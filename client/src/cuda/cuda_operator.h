@@ -14,9 +14,11 @@
 #include <vector>
 
 #include "client/src/device_operator.h"
+#include "client/src/gpu_launches.h"
 #include "client/src/operator_support.h"
 #include "client/src/shared_workspace.h"
 #include "kernels/cuda/host/cuda_options.h"
+#include "kernels/cuda/host/launches_in_flight.h"
 #include "kernels/cuda/host/on_device.h"
 #include "kernels/cuda/skeleton/launch_state.h"
 
@@ -176,6 +178,7 @@ template <class Operator, class Create, class... More>
 Result<std::unique_ptr<Operator>> make_device_operator(Session::Impl& session, std::string_view op,
                                                        const DeviceMemoryNeeds& needs,
                                                        Create create, const More&... more) {
+  client::GpuLaunches::ask_also(&kernels::cuda::LaunchInFlight::any);
   const std::string tag = session.next_operator_tag("ready");
   const auto make = [&]() -> Result<std::unique_ptr<Operator>> {
     MK_ASSIGN_OR_RETURN(auto memory,

@@ -170,6 +170,7 @@ Status OperatorFrame::adopt_context(const RankContext& context, const PolledFlag
                                                          WorkspaceHead::failed());
   control.stop = &state_->local.stop;
   control.record = &state_->local.failure;
+  MK_RETURN_IF_ERROR(check(in_flight_.start(), "an event"));
   return check(turn_.start(context, launch, frame), "the device refuses the kernel of turns");
 }
 

@@ -20,6 +20,7 @@
 #include "kernels/cuda/host/cuda_options.h"
 #include "kernels/cuda/host/launch_range.h"
 #include "kernels/cuda/host/launch_turn.h"
+#include "kernels/cuda/host/launches_in_flight.h"
 #include "kernels/cuda/host/on_device.h"
 #include "kernels/cuda/host/role_blocks.h"
 #include "kernels/cuda/skeleton/launch_state.h"
@@ -89,6 +90,7 @@ class OperatorFrame {
     cudaGetLastError();  // launches answer the thread's last error, whose ever it is
     MK_RETURN_IF_ERROR(check(kernel.launch(arguments, stream), "the launch was refused"));
     turn_.note_put();
+    in_flight_.note(stream);
     if (adaptive_ != nullptr) adaptive_->measure(stream);
     return {};
   }
@@ -110,6 +112,7 @@ class OperatorFrame {
   const char* op_;
   LaunchName name_;
   LaunchTurn turn_;
+  LaunchInFlight in_flight_;
   int device_ = -1;  ///< none yet
   World world_;
   DeviceState* state_ = nullptr;

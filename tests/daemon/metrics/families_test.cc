@@ -78,7 +78,8 @@ TEST(Metrics, NamesFollowPrometheusRules) {
   const ProxyStats proxy;
   const std::regex name_rule("mkernel_[a-z]+(_[a-z]+)*");
   const std::regex label_rule(
-      "node|rail|peer|peer_rail|job_name|uid|operator|tag|rank|lane|state|result|version|build|fabric");
+      "node|rail|peer|peer_rail|job_name|uid|operator|tag|rank|lane|state|result|version|build|"
+      "fabric");
   for (const auto& [name, family] : families_of(busy_sample(proxy))) {
     EXPECT_TRUE(std::regex_match(name, name_rule)) << name;
     EXPECT_EQ(name.ends_with("_total"), family.type == MetricType::Counter) << name;
@@ -103,7 +104,8 @@ TEST(Metrics, NamesFollowPrometheusRules) {
 /// would take the place of theirs, as the scraper is set up.
 TEST(Metrics, NoLabelIsOneOfTheScrapers) {
   const ProxyStats proxy;
-  const std::regex scrapers("job|instance|namespace|pod|service|container|endpoint|__.*|exported_.*");
+  const std::regex scrapers(
+      "job|instance|namespace|pod|service|container|endpoint|__.*|exported_.*");
   for (const auto& [name, family] : families_of(busy_sample(proxy))) {
     for (const ClientMetric& metric : family.metric) {
       for (const auto& label : metric.label) {

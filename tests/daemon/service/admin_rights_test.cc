@@ -152,11 +152,11 @@ TEST_F(AdminRights, OtherUsersLookAndTheGroupChanges) {
 TEST_F(AdminRights, ADaemonThatIsNotRootGivesItsSocketToAGroupOfItsOwn) {
   if (::geteuid() != 0) GTEST_SKIP() << "needs root, to become somebody else";
   ::chmod(folder.path().c_str(), 0777);
-  const std::vector<std::string> as_nobody{"/usr/bin/setpriv", "--reuid",       kNobody,
-                                           "--regid",          kNobody,         "--groups=1",
+  const std::vector<std::string> as_nobody{"/usr/bin/setpriv", "--reuid",        kNobody,
+                                           "--regid",          kNobody,          "--groups=1",
                                            "--inh-caps=-all",  "--bounding-set", "-all"};
-  Program reach(folder, {"/usr/bin/setpriv", "--reuid", kNobody, "--clear-groups", MK_MKERNELD,
-                         "--version"});
+  Program reach(
+      folder, {"/usr/bin/setpriv", "--reuid", kNobody, "--clear-groups", MK_MKERNELD, "--version"});
   if (reach.wait() != 0) GTEST_SKIP() << "mkerneld is out of reach";
   start("listen = '127.0.0.1:0'\n[admin]\ngroup = 'daemon'\n", as_nobody);
   struct stat status {};
