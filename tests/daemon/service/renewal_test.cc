@@ -68,7 +68,7 @@ class RenewedFiles : public testing::Test {
     const std::string path = folder / (node + "-ca.pem");
     {
       std::ofstream file(path + ".new");
-      for (const std::string& one : authorities) file << read_file(folder / (one + ".pem"));
+      for (const std::string& name : authorities) file << read_file(folder / (name + ".pem"));
     }
     std::filesystem::rename(path + ".new", path);
   }
