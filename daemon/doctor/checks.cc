@@ -105,24 +105,17 @@ Finding devices(const Facts& facts) {
     finding.outcome = needed(wants_verbs(facts));
     finding.evidence =
         facts.verbs_trouble.empty() ? "this machine has no RDMA device" : facts.verbs_trouble;
-    finding.fix =
-        facts.verbs_trouble.empty()
-            ? "load the NIC's driver (mlx5_ib) and ib_uverbs, and install ibverbs-providers"
-            : "load the NIC's driver (mlx5_ib) and ib_uverbs, install ibverbs-providers, and see "
-              "the "
-              "file modes of /dev/infiniband/uverbs*";
+    finding.fix = "load the NIC's driver (mlx5_ib) and ib_uverbs, and install ibverbs-providers";
+    if (!facts.verbs_trouble.empty()) finding.fix += "; see the modes of /dev/infiniband/uverbs*";
     return finding;
   }
   std::vector<std::string> names;
   for (const PortFacts& port : facts.ports) names.push_back(port.name);
   finding.evidence = fmt::format("ports: {}", fmt::join(names, ", "));
-  if (!facts.verbs_trouble.empty()) {
-    finding.outcome = needed(wants_verbs(facts), Outcome::kWarn);
-    finding.evidence += "; " + facts.verbs_trouble;
-    finding.fix =
-        "see the file modes of /dev/infiniband/uverbs*, and the unit's DeviceAllow= and "
-        "SupplementaryGroups=";
-  }
+  if (facts.verbs_trouble.empty()) return finding;
+  finding.outcome = needed(wants_verbs(facts), Outcome::kWarn);
+  finding.evidence += "; " + facts.verbs_trouble;
+  finding.fix = "see the modes of /dev/infiniband/uverbs*, and the unit's DeviceAllow=";
   return finding;
 }
 

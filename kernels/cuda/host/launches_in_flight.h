@@ -16,7 +16,7 @@ class LaunchInFlight {
 
   /// For launches on the current device.
   cudaError_t start();
-  /// A launch is on the stream now. Of one that is captured nothing is known: a graph puts it and
+  /// A launch is on the stream now. Nothing is known of one that is captured: a graph puts it and
   /// all that belongs to it on a stream at once.
   void note(cudaStream_t stream) const;
 

@@ -53,7 +53,7 @@ Status check_c(const char* op, const void* c, std::uint64_t ldc, std::uint32_t n
 Status check_summed_c(const char* op, const void* c, std::uint64_t ldc, std::uint32_t rows,
                       std::uint32_t n) {
   MK_RETURN_IF_ERROR(check_c(op, c, ldc, n));
-  // Of 16 bytes each (VectorWalk).
+  // VectorWalk counts vectors of 16 bytes.
   constexpr std::uint64_t kVectorsMax = 1ull << 32;
   if (rows > 1 && ldc / kElementStep > kVectorsMax / rows) {
     return fail(ErrorCode::kInvalidArgument,

@@ -63,7 +63,7 @@ class RenewedFiles : public testing::Test {
     EXPECT_TRUE(texts) << texts.error().message;
     return texts ? *texts : TlsTexts{};
   }
-  /// What the node's file of CAs has from now on.
+  /// Gives the node's file of CAs these.
   void trust(const std::string& node, const std::vector<std::string>& authorities) {
     const std::string path = folder / (node + "-ca.pem");
     {

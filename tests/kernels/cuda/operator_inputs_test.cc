@@ -1,4 +1,4 @@
-// Which C the GPU operators that sum refuse: one whose last vector their 32 bits would not reach.
+// GPU operators that sum refuse a C whose last vector their 32 bits would not reach.
 #include "kernels/cuda/host/operator_inputs.h"
 
 #include <gmock/gmock.h>
