@@ -73,9 +73,6 @@ __device__ __forceinline__ void load_attention(
   };
 
   for (int index = dealer.next(); index < items.count(); index = dealer.next()) {
-    if constexpr (kGateStops<Gate>) {
-      if (gate.stopped()) break;
-    }
     shared.feed.put(fed, index);
     ++fed.count;
     item = items.at(index);

@@ -63,7 +63,7 @@ class HeadKeys {
 ///
 /// A gate that waits must have a deadline well under ptx::kBlockDeadlineNs. When it passes, the
 /// gate records who waited for what and returns at once from then on. So the block runs to its end
-/// on whatever the memory holds, or, if `stopped()`, to the item's end. The store must then not
+/// on whatever the memory holds. The store must then not
 /// announce the result. What it acquired it passes on to the copy engine with
 /// ptx::fence_acquired_to_async().
 struct KeysAreHere {
@@ -71,11 +71,6 @@ struct KeysAreHere {
   __device__ explicit KeysAreHere(const Params&) {}
   template <class Keys>
   __device__ void wait(const AttentionItem&, const KeyRange&, const Keys&) {}
-};
-
-template <class Gate>
-inline constexpr bool kGateStops = requires(Gate& gate) {
-  gate.stopped();
 };
 
 /// An **output store** says where a row of O and its log-sum-exp go. Every math warp has one.

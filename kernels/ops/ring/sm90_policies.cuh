@@ -213,10 +213,6 @@ class RingGate {
     }
     note(SpanKind::kTile, static_cast<std::uint32_t>(item.first_row), ranges.origin(range.source));
   }
-  /// The launch has failed: what is left is computed for nobody, and may take seconds.
-  __device__ bool stopped() const {
-    return shared_.in_vain != 0 || shm::load_relaxed(&params_.local->stop) != 0;
-  }
   /// One thread, when all that the block computes is done.
   static __device__ void end_trace(const RingTraceBuffer& trace, Shared& shared) {
     if (trace.spans == nullptr) return;
