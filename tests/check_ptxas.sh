@@ -14,7 +14,7 @@ for report in "${reports[@]}"; do
   [ ! -f "$1/compile_commands.json" ] || grep -qF -- "-o ${object%.ptxas}" "$1/compile_commands.json" || continue
   read=$((read + 1))
   most=0
-  [[ $report != */ops/ring/* ]] || most=96
+  [[ $report != */ops/ring/* ]] || most=112
   # A function's name stands on the line before its figures.
   spills=$(awk -v most=$most '/Function properties for/ { name = $NF }
                 /bytes spill stores/ && ($5 + $9 > most) { print name ": " $0 }' "$report" | c++filt)

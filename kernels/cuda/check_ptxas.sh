@@ -53,7 +53,7 @@ for i in "${!units[@]}"; do
   frames=0
   is_operator "${units[$i]}" && frames=1
   spills=0
-  [[ ${units[$i]} == kernels/ops/ring/* ]] && spills=96
+  [[ ${units[$i]} == kernels/ops/ring/* ]] && spills=112
   c++filt <"$work/$i.log" | awk -v frames=$frames -v spills=$spills '
     /Compiling entry function/ { match($0, /\047.*\047 for/); name = substr($0, RSTART + 1, RLENGTH - 6); kernels++ }
     /bytes stack frame/ { frame = $0; if ((frames ? 0 : $1) > 0 || $5 + $9 > spills) { bad = 1; frame = frame "   <-- SPILLS" } }
