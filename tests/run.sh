@@ -19,8 +19,8 @@
 #
 # The stages' steps are CTest's (tests/stages says what needs what): it runs side by side what may be. --label runs only the tests with a
 # matching label.
-# A run of all stages ends within MK_BUDGET_S (default 3450 s). It skips tsan and tidy where they would exceed the time budget, and
-# the summary lists them. clang-tidy begins with what changed last, and ends with the budget or after MK_TIDY_BUDGET_S. MK_TIDY=all
+# A run of all stages ends within MK_BUDGET_S (default 3450 s). It skips asan, tsan and tidy where they would exceed the time budget,
+# and the summary lists them. clang-tidy begins with what changed last, and ends with the budget or after MK_TIDY_BUDGET_S. MK_TIDY=all
 # gives it the tests' sources too (twice the time).
 set -u
 cd "$(dirname "$0")/.."
@@ -65,7 +65,7 @@ if [ "$stages" != deps ]; then
       kill -KILL -- -"$1" 2>/dev/null
     }
     set -m
-    ctest --test-dir build/stages -L "^(${stages//,/|})\$" ${MK_LABEL:+-E '^coverage$'} -j $((jobs + 1)) --output-on-failure --no-label-summary \
+    ctest --test-dir build/stages -L "^(${stages//,/|})\$" ${MK_LABEL:+-E '^coverage-asan$'} -j $((jobs + 1)) --output-on-failure --no-label-summary \
       --output-junit "$logs/steps.xml" </dev/null &
     trap "end_group $!" EXIT
     wait $!

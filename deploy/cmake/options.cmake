@@ -1,5 +1,6 @@
 # The switches a person may set. AUTO means: on when what it needs is there, and the summary says which.
 set(MK_CUDA AUTO CACHE STRING "Build the CUDA kernels: AUTO (when nvcc is found), ON, OFF")
+set(MK_CUDA_KERNELS "" CACHE STRING "Which of them: all; few; bf16, for machines without a GPU. Empty: all in a release build, few in others")
 set(MK_VERBS AUTO CACHE STRING "Build the verbs fabric: AUTO (when libibverbs is found), ON, OFF")
 set(MK_OFI AUTO CACHE STRING "Build the libfabric fabric: AUTO (when libfabric is found), ON, OFF")
 option(MK_TESTS "Build the tests" ON)

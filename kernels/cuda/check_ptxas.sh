@@ -43,6 +43,10 @@ wait
 
 bad=0
 for i in "${!units[@]}"; do
+  if [ "$(cat "$work/$i.log")" = "front end only" ]; then
+    echo "${units[$i]}: not in this build"
+    continue
+  fi
   echo "${units[$i]}"
   if [ -f "$work/$i.log.failed" ]; then
     cat "$work/$i.log"

@@ -66,8 +66,8 @@ def main():
     if os.environ.get("MK_LABEL"):
         arguments += ["-L", os.environ["MK_LABEL"]]
     log = logs / f"{name}-ctest.log"
-    # One more than there are cores: many tests mostly wait, for a death to be noticed or a link to come back.
-    entries = run(build, log, [*arguments, "-j", str(jobs + 1)])
+    # More than there are cores: many tests mostly wait, for a death to be noticed or a link to come back.
+    entries = run(build, log, [*arguments, "-j", str(jobs + 2)])
     if not entries:
         print("\n".join(log.read_text(errors="replace").splitlines()[-20:]))
         entries = [(Case("", "ctest", "failed"), [Case("ctest", "ran no test", "failed")])]

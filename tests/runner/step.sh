@@ -12,7 +12,7 @@ mkdir -p "$logs"
 shift
 build_dev=0 unit=0 asan=0
 [ ! -f "$logs/took" ] || . "$logs/took"
-late=$logs/${name#*-}.late  # build-tsan and tsan share one
+late=$logs/${name#*-}.late  # build-tsan and tsan share one, build-asan, asan and coverage-asan, too
 [ ! -e "$late" ] || exit 77
 if [ "${MK_ALL_STAGES:-0}" = 1 ] && [ -n "${MK_TAKES:-}" ] && [ $(($(date +%s) + MK_TAKES)) -gt "$MK_DEADLINE" ]; then
   touch "$late"
