@@ -63,7 +63,7 @@ class RenewedFiles : public testing::Test {
     EXPECT_TRUE(texts) << texts.error().message;
     return texts ? *texts : TlsTexts{};
   }
-  /// What the node's file of CAs has from now on.
+  /// From now on the node's file of CAs has these.
   void trust(const std::string& node, const std::vector<std::string>& authorities) {
     const std::string path = folder / (node + "-ca.pem");
     {
