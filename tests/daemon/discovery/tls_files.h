@@ -25,7 +25,8 @@ class TlsFiles {
     std::filesystem::rename(folder_ / (authority + ".pem"), folder_ / "ca.pem");
   }
   TlsTexts read() const { return read("us"); }
-  /// Of a server that shows a certificate of the present CA, made out to `names`, and demands one.
+  /// A server that uses them shows a certificate of the present CA, made out to `names`, and
+  /// demands one.
   std::shared_ptr<grpc::ServerCredentials> serve(const std::string& owner,
                                                  const std::string& names = Wanted().names) const {
     ca_->make(owner, {.names = names});
