@@ -274,8 +274,8 @@ TEST_P(FailureTest, GivingALinkUpReportsEveryWriteOnce) {
 INSTANTIATE_TEST_SUITE_P(Fabrics, FailureTest, testing::ValuesIn(setups_that_notice_death()),
                          setup_name);
 
-// What the other programs have no fabrics for, and where libfabric keeps an RDMA device that it
-// finds, a software NIC too.
+// The other programs have no such fabrics. And libfabric keeps whatever RDMA device it finds, a
+// software NIC too.
 #if !defined(MK_SOFT_NIC) && !defined(MK_SOFT_EFA)
 class TcpTest : public FabricTest {};
 
