@@ -1,5 +1,6 @@
 #include "daemon/config/address.h"
 
+#include <arpa/inet.h>
 #include <sys/un.h>
 
 #include <charconv>
@@ -26,7 +27,9 @@ Result<Address> parse_unix(std::string_view path) {
 }  // namespace
 
 bool Address::local() const {
-  return unix_socket || host == "localhost" || host == "::1" || host.starts_with("127.");
+  in_addr numeric{};
+  return unix_socket || host == "localhost" || host == "::1" ||
+         (host.starts_with("127.") && ::inet_pton(AF_INET, host.c_str(), &numeric) == 1);
 }
 
 std::string Address::text() const {

@@ -37,7 +37,9 @@ auto take(T& into, Parse&& parse) {
   };
 }
 
-auto take_duration(std::uint64_t& into) { return take(into, parse_duration_ns); }
+auto take_duration(std::uint64_t& into, std::uint64_t most_ns = kDayNs) {
+  return take(into, [most_ns](std::string_view text) { return parse_duration_ns(text, most_ns); });
+}
 auto take_bandwidth(double& into) { return take(into, parse_bandwidth); }
 auto take_text(std::string& into, std::size_t bytes_max = 4096) {
   return [&into, bytes_max](std::string_view text) -> Status {
@@ -186,7 +188,7 @@ void read_proxy(Section proxy, Config& config) {
   proxy.integers("cpus", -1, 4095, config.proxy.cpus);
   proxy.string("batch_window", take_duration(config.proxy.batch_window_ns));
   proxy.string("spin", take_spin(config.proxy.spin_ns));
-  proxy.string("sleep_max", take_duration(config.proxy.sleep_max_ns));
+  proxy.string("sleep_max", take_duration(config.proxy.sleep_max_ns, kSleepMostNs));
   proxy.finish();
 }
 

@@ -38,6 +38,10 @@ inline constexpr std::uint32_t kRailsMax = shm::kLocalRanksMax;
 /// As many as the machine asks for: topology::rail_count.
 inline constexpr std::uint32_t kRailsAuto = 0;
 
+/// Of proxy.sleep_max. An idle rail thread sleeps eight times that, while peers that connect to it
+/// wait for two seconds.
+inline constexpr std::uint64_t kSleepMostNs = 20'000'000;
+
 struct Config {
   std::uint32_t node_id = 0;
   Address listen{.host = "127.0.0.1", .port = 7171};

@@ -31,7 +31,6 @@ constexpr std::array<Unit, 9> kSizes{{{"B", 1},
                                       {"GB", 1e9},
                                       {"TB", 1e12}}};
 
-constexpr double kDurationMax = 86'400e9;  // a day
 constexpr double kBandwidthMax = 1e15;
 constexpr double kSizeMax = 0x1p50;
 
@@ -66,11 +65,13 @@ std::string print(double value, std::span<const Unit> units) {
 
 }  // namespace
 
-Result<std::uint64_t> parse_duration_ns(std::string_view text) {
+Result<std::uint64_t> parse_duration_ns(std::string_view text, std::uint64_t most_ns) {
   const auto value =
       parse(text, kDurations,
-            "a duration such as \"5us\" is expected: a number and ns, us, ms or s, at most a day",
-            kDurationMax);
+            fmt::format(
+                "a duration such as \"5us\" is expected: a number and ns, us, ms or s, at most {}",
+                most_ns == kDayNs ? "a day" : format_duration(most_ns)),
+            static_cast<double>(most_ns));
   if (!value) return propagate(value);
   return static_cast<std::uint64_t>(std::llround(*value));
 }

@@ -10,9 +10,11 @@
 
 namespace mk::daemon {
 
+inline constexpr std::uint64_t kDayNs = 86'400'000'000'000;
+
 /// A duration in ns: a number and ns, us, ms or s; a bare 0 is allowed. Fractions are rounded to
 /// whole nanoseconds. Errors (kInvalidArgument) say what is allowed, without naming a key.
-Result<std::uint64_t> parse_duration_ns(std::string_view text);
+Result<std::uint64_t> parse_duration_ns(std::string_view text, std::uint64_t most_ns = kDayNs);
 /// Bytes per second: a number and B/s, KB/s, MB/s, GB/s (powers of ten), or Kbit/s, Mbit/s, Gbit/s;
 /// "unlimited" is 0.
 Result<double> parse_bandwidth(std::string_view text);

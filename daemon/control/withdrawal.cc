@@ -91,7 +91,11 @@ void ControlPlane::Impl::withdraw(Session& session, std::uint16_t handle,
   Job& job = *session.job;
   if (job.state == JobState::kUp) {  // else nobody else knows of it
     for (const auto& [rank, part] : job.parts) {
-      if (!part.gone) withdrawal.nodes_left.insert(part.node);
+      if (part.gone) {
+        withdrawal.arrivals.reset();  // it said nothing of what it sent
+      } else {
+        withdrawal.nodes_left.insert(part.node);
+      }
     }
   }
   RegionWithdraw told{.job = job.name,

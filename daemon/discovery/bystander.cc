@@ -39,7 +39,7 @@ Result<std::vector<Sighting>> look_in_dns(const Config& config) {
 
 Result<std::vector<Sighting>> look_in_etcd(const Config& config) {
   const auto& etcd = config.discovery.etcd;
-  MK_ASSIGN_OR_RETURN(const TlsTexts tls, read_tls(etcd.cert, etcd.key, etcd.ca));
+  MK_ASSIGN_OR_RETURN(const TlsTexts tls, read_tls(etcd.cert, etcd.key, etcd.ca, "discovery.etcd"));
   EtcdSource source(config, DiscoverySelf{config.node_id, 0, config.listen}, tls);
   MK_ASSIGN_OR_RETURN(const auto nodes, source.list());
   std::vector<Sighting> seen;

@@ -30,7 +30,8 @@ Result<std::unique_ptr<DiscoverySource>> open_discovery(const Config& config,
     source = std::make_unique<DnsSource>(config, self, tls);
   } else if (config.discovery.kind == "etcd") {
     const auto& etcd = config.discovery.etcd;
-    MK_ASSIGN_OR_RETURN(const TlsTexts etcd_tls, read_tls(etcd.cert, etcd.key, etcd.ca));
+    MK_ASSIGN_OR_RETURN(const TlsTexts etcd_tls,
+                        read_tls(etcd.cert, etcd.key, etcd.ca, "discovery.etcd"));
     source = std::make_unique<EtcdSource>(config, self, etcd_tls);
   }
   return source;

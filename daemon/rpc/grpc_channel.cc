@@ -11,24 +11,25 @@
 namespace mk::daemon {
 namespace {
 
-Result<std::string> read_pem(const std::string& path, const char* what) {
+Result<std::string> read_pem(const std::string& path, const std::string& what) {
   std::ifstream file(path, std::ios::binary);
-  if (!file) return fail_errno(errno, "cannot open tls.{} {}", what, path);
+  if (!file) return fail_errno(errno, "cannot open {} {}", what, path);
   std::string text((std::istreambuf_iterator<char>(file)), {});
   if (text.find("-----BEGIN") == std::string::npos) {
-    return fail(ErrorCode::kInvalidArgument, "tls.{} {} is not a PEM file", what, path);
+    return fail(ErrorCode::kInvalidArgument, "{} {} is not a PEM file", what, path);
   }
   return text;
 }
 
 }  // namespace
 
-Result<TlsTexts> read_tls(const std::string& cert, const std::string& key, const std::string& ca) {
+Result<TlsTexts> read_tls(const std::string& cert, const std::string& key, const std::string& ca,
+                          const std::string& section) {
   TlsTexts texts;
   if (cert.empty() && key.empty() && ca.empty()) return texts;
-  MK_ASSIGN_OR_RETURN(texts.cert, read_pem(cert, "cert"));
-  MK_ASSIGN_OR_RETURN(texts.key, read_pem(key, "key"));
-  MK_ASSIGN_OR_RETURN(texts.ca, read_pem(ca, "ca"));
+  MK_ASSIGN_OR_RETURN(texts.cert, read_pem(cert, section + ".cert"));
+  MK_ASSIGN_OR_RETURN(texts.key, read_pem(key, section + ".key"));
+  MK_ASSIGN_OR_RETURN(texts.ca, read_pem(ca, section + ".ca"));
   texts.cert_path = cert;
   texts.key_path = key;
   texts.ca_path = ca;

@@ -24,8 +24,10 @@ struct TlsTexts {
   bool enabled() const { return !cert.empty(); }
   friend bool operator==(const TlsTexts&, const TlsTexts&) = default;
 };
-/// Reads the three files; empty paths give empty texts. Errors name the file.
-Result<TlsTexts> read_tls(const std::string& cert, const std::string& key, const std::string& ca);
+/// Reads the three files; empty paths give empty texts. Errors name the file, and its key in
+/// `section` of the configuration.
+Result<TlsTexts> read_tls(const std::string& cert, const std::string& key, const std::string& ca,
+                          const std::string& section = "tls");
 
 struct ChannelOptions {
   TlsTexts tls;  ///< not used on Unix sockets: their file's mode says who may speak

@@ -5,6 +5,7 @@
 
 #include "daemon/config/client_limits.h"
 #include "daemon/config/units.h"
+#include "daemon/proxy/idle_backoff.h"
 #include "daemon/service/process.h"
 #include "daemon/service/version.h"
 #include "daemon/topology/machine.h"
@@ -14,6 +15,9 @@
 #include "daemon/topology/usable_memory.h"
 
 namespace mk::daemon {
+
+static_assert(IdleBackoff::kLongSleeps * kSleepMostNs <= 200'000'000,
+              "an idle rail answers in a tenth of the time that its peers wait for it");
 
 Result<NodeOptions> node_options(const Config& config, const LiveConfig& live, Logger& logger,
                                  bool says) {

@@ -101,7 +101,7 @@ INSTANTIATE_TEST_SUITE_P(
         GoodCase{"[proxy]\nspin = '0'", "spin = \"0s\""},
         GoodCase{"[proxy]\nspin = 'auto'", "spin = \"auto\""},
         GoodCase{"[proxy]\ncpus = [1]", "spin = \"auto\""},
-        GoodCase{"[proxy]\nsleep_max = '2ms'", "sleep_max = \"2ms\""},
+        GoodCase{"[proxy]\nsleep_max = '20ms'", "sleep_max = \"20ms\""},
         GoodCase{"[limits]\nsessions = 1", "sessions = 1"},
         GoodCase{"[limits]\noutstanding = 65536", "outstanding = 65536"},
         GoodCase{"[limits]\nregistered = '64GiB'", "registered = \"64GiB\""},
@@ -212,6 +212,9 @@ INSTANTIATE_TEST_SUITE_P(
                 "mk.toml:2:8: proxy.spin: a duration such as \"5us\" is expected: a number and ns, "
                 "us, ms or s, at most a day, or \"auto\""},
         BadCase{"[proxy]\nspin = 5", "mk.toml:2:8: proxy.spin: a string in quotes is expected"},
+        BadCase{"[proxy]\nsleep_max = '20.001ms'",
+                "mk.toml:2:13: proxy.sleep_max: a duration such as \"5us\" is expected: a number "
+                "and ns, us, ms or s, at most 20ms"},
         BadCase{"[proxy]\ncpus = 1",
                 "mk.toml:2:8: proxy.cpus: a list of whole numbers from -1 to 4095 is expected"},
         BadCase{"[proxy]\ncpus = [0, 'x']",

@@ -79,7 +79,8 @@ TEST(AddressText, KnowsWhatStaysOnThisMachine) {
   for (const char* text : {"127.0.0.1:1", "127.3.2.1:1", "localhost:1", "[::1]:1", "unix:/x"}) {
     EXPECT_TRUE(parse_address(text, false)->local()) << text;
   }
-  for (const char* text : {"0.0.0.0:1", "[::]:1", "10.0.0.1:1", "localhost.example:1"}) {
+  for (const char* text : {"0.0.0.0:1", "[::]:1", "10.0.0.1:1", "localhost.example:1",
+                           "127.example:1", "127.0.0.1.example:1", "127.0.0.256:1"}) {
     EXPECT_FALSE(parse_address(text, false)->local()) << text;
   }
 }

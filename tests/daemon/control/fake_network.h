@@ -46,6 +46,7 @@ struct FakeNic {
   bool refuse_import = false;
   bool hold_completions = false;
   std::function<void()> on_connect;      ///< called by connect; may block
+  std::deque<std::uint32_t> arrivals;    ///< immediates that the next polls report
   std::function<void()> on_import;       ///< called by import_region; may block
   std::set<fabric::LinkId> break_links;  ///< reported as down by the next poll
 
@@ -140,6 +141,11 @@ class FakeEndpoint final : public fabric::Endpoint {
     for (const fabric::LinkId link : std::exchange(nic_->break_links, {})) {
       if (count == events.size()) break;
       events[count++] = {fabric::Event::Kind::kLinkDown, link, 0, 0, ErrorCode::kLinkDown};
+    }
+    while (!nic_->arrivals.empty() && count < events.size()) {
+      events[count++] = {.kind = fabric::Event::Kind::kArrival,
+                         .immediate = nic_->arrivals.front()};
+      nic_->arrivals.pop_front();
     }
     while (!nic_->hold_completions && !done_.empty() && count < events.size()) {
       events[count++] = done_.front();

@@ -316,5 +316,71 @@ TEST(Retiring, ThousandsOfPartsLeaveNothingBehind) {
   run.expect_well();
 }
 
+// Where the daemon raises the flags: a write may arrive after its sender says that it is completed.
+TEST(RetiringUnordered, FlagsAreUsedAgainOnlyOnceAllThatWasSentToThemIsHere) {
+  for (const bool left : {false, true}) {
+    SCOPED_TRACE(left ? "one rank has left" : "all are here");
+    TestNode node({.nodes = 3, .contract = fabric::DeliveryContract::kUnordered},
+                  std::make_shared<FakeMemory>(), std::make_shared<std::uint64_t>(1));
+    node.reachable = {1, 2};
+    const auto say = [&](NodeId from, const PeerMessage& message) {
+      const Status status = node.plane->on_peer_message(from, message);
+      EXPECT_TRUE(status) << status.error().message;
+      EXPECT_TRUE(node.answer());
+    };
+    const ClientId client = node.attach(rank_of("job", 3, 1, 0));
+    const auto attached = node.take<shm::AttachReply>(client);
+    ASSERT_TRUE(attached);
+    for (const NodeId from : {1u, 2u}) {
+      PeerHello hello = node.plane->hello();
+      hello.node = from;
+      hello.generation = from;
+      say(from, hello);
+      ASSERT_TRUE(node.play(from, part_of("job", from, 3, 1, from)));
+    }
+    std::uint64_t own_part = 0;
+    for (const auto& [to, message] : node.sent) {
+      if (const auto* offer = std::get_if<JobOffer>(&message)) own_part = offer->part_id;
+    }
+    for (const NodeId from : {1u, 2u}) say(from, JobReady{"job", from, own_part});
+    ASSERT_TRUE(node.take<shm::JobUp>(client));
+    const std::uint16_t handle = node.register_buffer(client);
+    node.send(client, shm::AllocFlags{64});
+    const auto flags = node.take<shm::AllocFlagsReply>(client);
+    ASSERT_TRUE(flags);
+    const auto arrives = [&] {
+      node.nic->arrivals.push_back(shm::make_immediate(attached->session_slot, flags->base, 9));
+      node.step();
+    };
+    arrives();  // of rank 2
+    if (left) say(2, JobLeft{"job", 2, 2, ErrorCode::kOk, ""});
+    node.send(client, shm::Retire{handle, flags->base, {}});
+    node.step();
+    for (const NodeId from : {1u, 2u}) {
+      if (left && from == 2) continue;
+      say(from, RegionWithdraw{.job = "job",
+                               .part_id = own_part,
+                               .rank = 0,
+                               .handle = handle,
+                               .flag_base = flags->base,
+                               .flag_count = 64,
+                               .arrivals = 1});
+    }
+    node.step();
+    node.send(client, shm::AllocFlags{192});
+    EXPECT_TRUE(node.take<shm::AllocFlagsReply>(client));
+    node.send(client, shm::AllocFlags{64});
+    EXPECT_FALSE(node.take<shm::AllocFlagsReply>(client)) << "what rank 1 has sent is not here yet";
+    arrives();
+    node.send(client, shm::AllocFlags{64});
+    const auto again = node.take<shm::AllocFlagsReply>(client);
+    EXPECT_EQ(again.has_value(), !left);
+    if (again) {
+      EXPECT_EQ(again->base, flags->base);
+    }
+    EXPECT_TRUE(node.take<shm::Done>(client));
+  }
+}
+
 }  // namespace
 }  // namespace mk::daemon::test

@@ -290,6 +290,32 @@ TEST_F(EtcdSourceTest, AKeyThatChangesMeanwhileIsTriedAgainAtTheNextLook) {
   EXPECT_THAT(look(*two), ElementsAre(HasSubstr("came and went")));
 }
 
+TEST_F(EtcdSourceTest, FilesOfTlsThatCannotBeReadAreNamedByTheirKeys) {
+  const TempFolder folder;
+  const std::string good = folder / "good", junk = folder / "junk", none = folder / "none";
+  std::ofstream(good) << "-----BEGIN";
+  std::ofstream(junk) << "hello";
+  Config config;
+  config.discovery.kind = "etcd";
+  auto& etcd = config.discovery.etcd;
+  etcd.endpoints = {etcd_.endpoint};
+  etcd.prefix = kPrefix;
+  for (std::string* const file : {&etcd.cert, &etcd.key, &etcd.ca}) {
+    const std::string key = file == &etcd.cert ? "cert" : file == &etcd.key ? "key" : "ca";
+    for (const std::string& bad : {junk, none}) {
+      etcd.cert = etcd.key = etcd.ca = good;
+      *file = bad;
+      const auto names_it = HasSubstr("discovery.etcd." + key + " " + bad);
+      const auto seen = find_nodes(config);
+      ASSERT_FALSE(seen);
+      EXPECT_THAT(seen.error().message, names_it);
+      const auto source = open_discovery(config, {}, {});
+      ASSERT_FALSE(source);
+      EXPECT_THAT(source.error().message, names_it);
+    }
+  }
+}
+
 TEST_F(EtcdSourceTest, FilesOfTlsThatChangeAreTaken) {
   TlsFiles files;
   files.renew("first");
