@@ -46,8 +46,8 @@ import yaml  # noqa: E402
 
 
 def make_certificate(folder):
-    """What cert-manager or a host's folder would bring, for node 0."""
-    names = "DNS:mk-peers.training.svc.cluster.local,DNS:node-0.mk-peers.training.svc.cluster.local"
+    """What cert-manager or a host's folder would bring, for node 0; also where the site names nodes itself (discovery.node_name)."""
+    names = "DNS:mk-peers.training.svc.cluster.local,DNS:node-0.mk-peers.training.svc.cluster.local,DNS:node-0"
     for command in (
             "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -keyout ca.key -out ca.crt -days 2 -subj /CN=ca",
             "openssl req -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -keyout tls.key -out request -subj /CN=node",
@@ -55,6 +55,15 @@ def make_certificate(folder):
         (pathlib.Path(folder) / "names").write_text(f"subjectAltName={names}\n")
         done = run(*command.split(), cwd=folder)
         assert done.returncode == 0, done.stderr
+
+
+def check_config(text):
+    with tempfile.TemporaryDirectory() as folder:
+        config = pathlib.Path(folder) / "mkerneld.toml"
+        config.write_text(text.replace("/etc/mkernel/tls", folder))
+        make_certificate(folder)
+        done = run(mkerneld, "--config", config, "--node-id", "0", "--check-config")
+        assert done.returncode == 0, text + done.stdout + done.stderr
 
 
 def check(text):
@@ -73,11 +82,7 @@ def check(text):
         pod = daemons["template"]["spec"]
         labels = daemons["template"]["metadata"]["labels"]
         data = by_kind["ConfigMap"]["mk"]["data"]
-        config = pathlib.Path(folder) / "mkerneld.toml"
-        config.write_text(data["mkerneld.toml"].replace("/etc/mkernel/tls", folder))
-        make_certificate(folder)
-        done = run(mkerneld, "--config", config, "--node-id", "0", "--check-config")
-        assert done.returncode == 0, done.stdout + done.stderr
+        check_config(data["mkerneld.toml"])
     # Every name that an object says of another.
     for service in by_kind["Service"].values():
         selector = service["spec"]["selector"].items()
@@ -144,7 +149,7 @@ assert limits["sessions"] == 7 and limits["drain"] == "60s" and limits["all_regi
 
 # Every table that the chart writes may be in `config` as well, with keys that the chart leaves alone.
 TABLES = {
-    "socket": 'mode = "0660"', "admin": 'writers = ["admin.cluster"]', "discovery": 'node_name = "node-{id}"',
+    "socket": 'mode = "0660"', "admin": 'writers = ["admin.cluster"]', "discovery": 'node_name = "node-{node}"',
     "discovery.dns": "", "metrics": "", "log": 'level = "debug"  # [log]', "tls": "", "limits": "sessions = 7"}
 plain = tomllib.loads(check(render("tls.secret=certificates"))[2]["mkerneld.toml"])
 
@@ -173,13 +178,15 @@ def with_config(text, *more, **expected):
         assert done.returncode != 0 and expected["fails"] in done.stderr, f"{text}: expected '{expected['fails']}':\n{done.stderr}"
         return None
     assert done.returncode == 0, f"{text}\n{done.stderr}"
-    return tomllib.loads(check(done.stdout)[2]["mkerneld.toml"])
+    (text,) = [one["data"]["mkerneld.toml"] for one in yaml.safe_load_all(done.stdout) if one and one["kind"] == "ConfigMap"]
+    check_config(text)
+    return tomllib.loads(text)
 
 
 whole = "".join(f"[ {name} ]  # ours\n{keys}\n\n" for name, keys in TABLES.items())
 for text in (whole, "proxy.spin = \"50us\"\n" + whole + '[fabric]\nname = "null"\n[[job]]\npattern = "a*"\nweight = 2\n',
              whole.replace("\n", "\r\n"), 'proxy.spin = "50us"\n', "",
-             'log.level = "debug"\nsocket.mode = "0660"\nlimits.sessions = 7\ndiscovery.node_name = "node-{id}"\n'):
+             'log.level = "debug"\nsocket.mode = "0660"\nlimits.sessions = 7\ndiscovery.node_name = "node-{node}"\n'):
     settings = with_config(text)
     got, wanted = deep(settings), {key: value for key, value in deep(plain).items() if not key.startswith("fabric.")}
     assert {key: got.get(key) for key in wanted} == wanted, f"{text}\n{got}"
