@@ -101,27 +101,20 @@ Finding devices(const Facts& facts) {
     finding.fix = "install libibverbs-dev and build with MK_VERBS=ON";
     return finding;
   }
-  if (facts.ports.empty()) {
-    finding.outcome = needed(wants_verbs(facts));
-    finding.evidence =
-        facts.verbs_trouble.empty() ? "this machine has no RDMA device" : facts.verbs_trouble;
+  std::vector<std::string> names;
+  for (const PortFacts& port : facts.ports) names.push_back(port.name);
+  if (!facts.verbs_trouble.empty()) names.push_back(facts.verbs_trouble);
+  finding.evidence =
+      names.empty()
+          ? "this machine has no RDMA device"
+          : fmt::format("{}{}", facts.ports.empty() ? "" : "ports: ", fmt::join(names, ", "));
+  if (facts.ports.empty() || !facts.verbs_trouble.empty()) {
+    finding.outcome =
+        needed(wants_verbs(facts), facts.ports.empty() ? Outcome::kSkip : Outcome::kWarn);
     finding.fix =
         facts.verbs_trouble.empty()
             ? "load the NIC's driver (mlx5_ib) and ib_uverbs, and install ibverbs-providers"
-            : "load the NIC's driver (mlx5_ib) and ib_uverbs, install ibverbs-providers, and see "
-              "the "
-              "file modes of /dev/infiniband/uverbs*";
-    return finding;
-  }
-  std::vector<std::string> names;
-  for (const PortFacts& port : facts.ports) names.push_back(port.name);
-  finding.evidence = fmt::format("ports: {}", fmt::join(names, ", "));
-  if (!facts.verbs_trouble.empty()) {
-    finding.outcome = needed(wants_verbs(facts), Outcome::kWarn);
-    finding.evidence += "; " + facts.verbs_trouble;
-    finding.fix =
-        "see the file modes of /dev/infiniband/uverbs*, and the unit's DeviceAllow= and "
-        "SupplementaryGroups=";
+            : "see the mode of /dev/infiniband/uverbs*, and DeviceAllow= of the unit";
   }
   return finding;
 }
