@@ -88,9 +88,8 @@ FabricChoice choose_fabric(const Inventory& inventory) {
   FabricChoice choice = choose(inventory);
   if (!inventory.closed_devices.empty()) {
     choice.trouble = fmt::format(
-        "fabric \"auto\" is {} without RDMA devices that cannot be used: {}; if they are to be "
-        "used, "
-        "mend that and restart mkerneld",
+        "fabric \"auto\" is {} without RDMA devices that cannot be used: {}; to use them, mend "
+        "that and restart mkerneld",
         choice.fabric, fmt::join(inventory.closed_devices, ", "));
   }
   return choice;

@@ -3,6 +3,7 @@
 several sets of values, checked against the Kubernetes API's schemas (kubernetes-validate) and against what mkerneld needs: its
 configuration is one that mkerneld takes, the names that objects call each other by exist, values that cannot work are refused."""
 import pathlib
+import re
 import subprocess
 import sys
 import tempfile
@@ -45,8 +46,8 @@ import yaml  # noqa: E402
 
 
 def make_certificate(folder):
-    """What cert-manager or a host's folder would bring, for node 0."""
-    names = "DNS:mk-peers.training.svc.cluster.local,DNS:node-0.mk-peers.training.svc.cluster.local"
+    """What cert-manager or a host's folder would bring, for node 0; also where the site names nodes itself (discovery.node_name)."""
+    names = "DNS:mk-peers.training.svc.cluster.local,DNS:node-0.mk-peers.training.svc.cluster.local,DNS:node-0"
     for command in (
             "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -keyout ca.key -out ca.crt -days 2 -subj /CN=ca",
             "openssl req -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -keyout tls.key -out request -subj /CN=node",
@@ -54,6 +55,15 @@ def make_certificate(folder):
         (pathlib.Path(folder) / "names").write_text(f"subjectAltName={names}\n")
         done = run(*command.split(), cwd=folder)
         assert done.returncode == 0, done.stderr
+
+
+def check_config(text):
+    with tempfile.TemporaryDirectory() as folder:
+        config = pathlib.Path(folder) / "mkerneld.toml"
+        config.write_text(text.replace("/etc/mkernel/tls", folder))
+        make_certificate(folder)
+        done = run(mkerneld, "--config", config, "--node-id", "0", "--check-config")
+        assert done.returncode == 0, text + done.stdout + done.stderr
 
 
 def check(text):
@@ -72,11 +82,7 @@ def check(text):
         pod = daemons["template"]["spec"]
         labels = daemons["template"]["metadata"]["labels"]
         data = by_kind["ConfigMap"]["mk"]["data"]
-        config = pathlib.Path(folder) / "mkerneld.toml"
-        config.write_text(data["mkerneld.toml"].replace("/etc/mkernel/tls", folder))
-        make_certificate(folder)
-        done = run(mkerneld, "--config", config, "--node-id", "0", "--check-config")
-        assert done.returncode == 0, done.stdout + done.stderr
+        check_config(data["mkerneld.toml"])
     # Every name that an object says of another.
     for service in by_kind["Service"].values():
         selector = service["spec"]["selector"].items()
@@ -124,6 +130,10 @@ assert pod["terminationGracePeriodSeconds"] == 35
 monitor = kinds["ServiceMonitor"]["mk"]["spec"]
 assert monitor["selector"]["matchLabels"].items() <= kinds["Service"]["mk-metrics"]["metadata"]["labels"].items()
 assert monitor["endpoints"][0]["port"] == kinds["Service"]["mk-metrics"]["spec"]["ports"][0]["name"]
+# The scrape job that the operator makes of it is one that the alert of a gone daemon knows, whatever the release is called.
+job = kinds["Service"]["mk-metrics"]["metadata"]["labels"].get(monitor.get("jobLabel"), "mk-metrics")
+(known,) = set(re.findall(r'up{job=~"([^"]*)"}', (repository / "deploy/prometheus/mkernel.rules.yml").read_text()))
+assert re.fullmatch(known, job), f"the scrape job is '{job}', and the rules know '{known}'"
 
 kinds, pod, data = check(render("insecure=true", "rdma.privileged=true", "metrics.enabled=false"))
 assert len(pod["containers"]) == 1 and pod["containers"][0]["securityContext"]["privileged"]
@@ -136,7 +146,69 @@ assert pod["containers"][0]["resources"]["limits"] == {"memory": "502Gi", "cpu":
 kinds, pod, data = check(render("insecure=true", "config=[limits]\nsessions = 7\n[fabric]\nname = \"null\"\n"))
 limits = tomllib.loads(data["mkerneld.toml"])["limits"]
 assert limits["sessions"] == 7 and limits["drain"] == "60s" and limits["all_registered"] == "64GiB", limits
-render("insecure=true", "config=[limits]\ndrain = \"5s\"\n", fails="follow from drainSeconds and registeredGiB")
+
+# Every table that the chart writes may be in `config` as well, with keys that the chart leaves alone.
+TABLES = {
+    "socket": 'mode = "0660"', "admin": 'writers = ["admin.cluster"]', "discovery": 'node_name = "node-{node}"',
+    "discovery.dns": "", "metrics": "", "log": 'level = "debug"  # [log]', "tls": "", "limits": "sessions = 7"}
+plain = tomllib.loads(check(render("tls.secret=certificates"))[2]["mkerneld.toml"])
+
+
+def table_of(settings, name):
+    for part in name.split("."):
+        settings = settings[part]
+    return settings
+
+
+def deep(settings, path=""):
+    """{"log.format": "json", ...}"""
+    found = {}
+    for key, value in settings.items():
+        found.update(deep(value, f"{path}{key}.") if isinstance(value, dict) else {path + key: value})
+    return found
+
+
+def with_config(text, *more, **expected):
+    with tempfile.TemporaryDirectory() as folder:
+        file = pathlib.Path(folder) / "values.yaml"
+        file.write_text(yaml.safe_dump({"config": text}))
+        done = run(tools / "bin/helm", "template", "mk", chart, "--namespace", "training", "--values", file,
+                   *[part for value in more or ["tls.secret=certificates"] for part in ("--set", value)])
+    if "fails" in expected:
+        assert done.returncode != 0 and expected["fails"] in done.stderr, f"{text}: expected '{expected['fails']}':\n{done.stderr}"
+        return None
+    assert done.returncode == 0, f"{text}\n{done.stderr}"
+    (text,) = [one["data"]["mkerneld.toml"] for one in yaml.safe_load_all(done.stdout) if one and one["kind"] == "ConfigMap"]
+    check_config(text)
+    return tomllib.loads(text)
+
+
+whole = "".join(f"[ {name} ]  # ours\n{keys}\n\n" for name, keys in TABLES.items())
+for text in (whole, "proxy.spin = \"50us\"\n" + whole + '[fabric]\nname = "null"\n[[job]]\npattern = "a*"\nweight = 2\n',
+             whole.replace("\n", "\r\n"), 'proxy.spin = "50us"\n', "",
+             'log.level = "debug"\nsocket.mode = "0660"\nlimits.sessions = 7\ndiscovery.node_name = "node-{node}"\n'):
+    settings = with_config(text)
+    got, wanted = deep(settings), {key: value for key, value in deep(plain).items() if not key.startswith("fabric.")}
+    assert {key: got.get(key) for key in wanted} == wanted, f"{text}\n{got}"
+    said = tomllib.loads(text.replace("\r", ""))
+    assert {key: got.get(key) for key in deep(said)} == deep(said) and len(got) == len(wanted.keys() | deep(said).keys()), f"{text}\n{got}"
+# Defaults of the chart's may be others; keys that follow from values may not, in any spelling.
+assert with_config('[log]\nformat = "text"\n[discovery]\ninterval = "9s"\n')["log"] == {"format": "text"}
+for name, key in [key.rsplit(".", 1) for key in deep(plain) if "." in key and not key.startswith("fabric.")]:
+    if f"{name}.{key}" in ("log.format", "discovery.interval"):
+        continue
+    for text in (f'[{name}]\n{key} = "x"\n', f'[fabric]\nname = "null"\n[ {name} ]\n# more\n  {key}="x"\n[proxy]\n', f'{name}.{key} = "x"\n'):
+        with_config(text, fails=f"config: {name}.{key} follows from")
+with_config('log = {level = "debug"}\n', fails="write it as a table, [log]")
+with_config('listen = "0.0.0.0:1"\n', fails="listen follows from port")
+with_config("insecure = true\n", fails="insecure follows from insecure")
+# A name of another table's is no key of the chart's.
+assert with_config('[fabric]\nname = "null"\n')["fabric"] == {"name": "null"}
+
+# Another DNS domain, also with the values of a chart that did not have it yet (--reuse-values).
+for value, domain in (("clusterDomain=example.org", "example.org"), ("clusterDomain=null", "cluster.local")):
+    rendered = render("insecure=true", value)
+    assert f'name = "mk-peers.training.svc.{domain}:7171"' in rendered, rendered
 
 render("insecure=true", "registeredGiB=0", fails="a whole number from 1")
 render(fails="set tls.hostFolder or tls.secret, or insecure=true")

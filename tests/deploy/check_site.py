@@ -6,6 +6,7 @@
 - Blocks marked `sh` need root, GPUs, a cluster or an hour. Of these, and of commands within the text, our programs' commands and
   flags must exist.
 - A block of any other kind must be one that nobody types.
+- Installing anew by "Other distributions" keeps the site's configuration: its block is typed twice, with programs that change nothing.
 """
 import os
 import pathlib
@@ -98,10 +99,30 @@ class Typist:
             process.wait()
 
 
+def check_second_install(text):
+    (block,) = [lines for language, lines in blocks(text) if language == "sh" and any("systemd-sysusers" in line for line in lines)]
+    with tempfile.TemporaryDirectory() as name:
+        folder = pathlib.Path(name)
+        (folder / "bin").mkdir()
+        installed, used = folder / "usr/local/etc/mkernel/mkerneld.toml", folder / "etc/mkernel/mkerneld.toml"
+        for program in ("cmake", "systemctl", "systemd-sysusers", "systemd-tmpfiles"):
+            (folder / "bin" / program).write_text(f'#!/bin/sh\n[ "$1" != --install ] || {{ mkdir -p {installed.parent}; echo "# $NUMBER" >{installed}; }}\n')
+            (folder / "bin" / program).chmod(0o755)
+        typed = re.sub(r"/usr/local|(?<!/usr/local)/etc/mkernel", lambda found: name + found[0], "\n".join(block))
+        for number in "12":
+            environment = {**os.environ, "PATH": f"{folder}/bin:{os.environ['PATH']}", "NUMBER": number}
+            subprocess.run(["bash", "-ec", typed], env=environment, cwd=folder, check=True)
+            if number == "1":
+                assert used.read_text() == "# 1\n", "the first install puts no configuration where the unit reads it"
+                used.write_text("node_id = 7\n")
+        assert installed.read_text() == "# 2\n" and used.read_text() == "node_id = 7\n", "a second install replaces the site's configuration"
+
+
 def main():
     pages = {str(path.relative_to(docs)): path.read_text(encoding="utf-8") for path in sorted(docs.rglob("*.md"))}
     for page, text in pages.items():
         check_words(page, text)
+    check_second_install(pages["operations.md"])
     run = {page: text for page, text in pages.items() if found_in(text)}
     assert set(ALONE) <= set(run) and len(run) >= 4, f"only {sorted(run)} show commands that run"
     count = failures = 0

@@ -96,6 +96,28 @@ until_ok 200 is node1 drained
 [ "$(reason_of node1)" = "mkernel: mkerneld does not answer" ]
 fails test -s "$work/requeued.out"
 
+step "without Slurm's programs, or without its configuration: each hook says so"
+# As where Slurm is in /opt and /etc/mkernel/slurm.conf does not say so: a PATH that has all but Slurm.
+mkdir "$work/bare" "$work/unconfigured"
+for program in sh readlink dirname hostname head cat; do ln -s "$(command -v $program)" "$work/bare/$program"; done
+printf '#!/bin/sh\necho "$*" >>"%s"\n' "$work/logged" >"$work/bare/logger"
+chmod +x "$work/bare/logger"
+cp "$work"/scripts/* "$work/unconfigured/"
+sed -i "s#^mkernel_conf=.*#mkernel_conf=$work/unconfigured.conf#" "$work/unconfigured/common.sh"
+echo "MKCTL='$mkctl --address unix:$work/node1.peer'" >"$work/unconfigured.conf"  # nobody answers there
+for hook in prolog epilog node-health; do
+  : >"$work/logged"
+  status=0
+  env -i PATH="$work/bare" SLURMD_NODENAME=node1 "$work/unconfigured/$hook" 2>"$work/hook.said" || status=$?
+  [ $status = "$([ $hook = node-health ] && echo 0 || echo 1)" ]
+  program=$([ $hook = node-health ] && echo sinfo || echo scontrol)
+  for said in "$work/logged" "$work/hook.said"; do
+    grep -q "$program failed on node1: .*PATH is $work/bare; $work/unconfigured.conf may set PATH, and export SLURM_CONF" "$said" ||
+      { echo "$hook does not say that it has no $program:"; cat "$said"; exit 1; }
+  done
+done
+[ "$(reason_of node1)" = "mkernel: mkerneld does not answer" ]
+
 step "back: ours is resumed, and runs the job; what somebody else drained stays"
 start_daemon 1
 SLURMD_NODENAME=node0 "$work/scripts/node-health"

@@ -156,10 +156,12 @@ def check_systemd():
 
         def hears(*parts):
             """The next message with all of them."""
-            while True:
+            until = time.monotonic() + PATIENCE_S
+            while time.monotonic() < until:
                 text = systemd.recv(65536).decode()
                 if all(part in text.split("\n") or part.endswith("=") and part in text for part in parts):
                     return text
+            sys.exit(f"systemd never hears {parts}")
 
         with start(folder, f"{ADDRESS}:0", "insecure = true\nfabric.name = 'null'", NOTIFY_SOCKET=f"{folder}/notify",
                    WATCHDOG_USEC="600000") as daemon:
