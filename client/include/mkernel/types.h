@@ -55,8 +55,8 @@ enum class Partials : std::uint32_t {
 
 /// The arguments of a launch of a product over all ranks. The operator's class says where the
 /// pointers lead. Pitches are in elements from row to row; 0 is a matrix without gaps. C may lie
-/// beside the other matrices in rows of one buffer, but shares no element with them. On a GPU all
-/// pointers are multiples of 16 bytes, and pitches of 8 elements.
+/// beside the other matrices in rows of one buffer, but shares no element with them. Pitches are at
+/// most 2^38. On a GPU they are multiples of 8 elements, and all pointers of 16 bytes.
 struct GemmArguments {
   const void* a = nullptr;
   const void* b = nullptr;
