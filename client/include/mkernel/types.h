@@ -75,8 +75,10 @@ struct RowRange {
   std::uint64_t count = 0;
 };
 /// How operators deal rows out over ranks: rank r of W has [floor(r rows / W), floor((r + 1) rows /
-/// W)). Counts differ by one at most; with fewer rows than ranks some are 0. `rows` < 2^31.
-constexpr RowRange rows_of_rank(std::uint64_t rows, std::uint32_t world, std::uint32_t rank) {
+/// W)). Counts differ by one at most; with fewer rows than ranks some are 0, and a rank that is not
+/// below W has none. `rows` < 2^31, W < 2^33.
+constexpr RowRange rows_of_rank(std::uint64_t rows, std::uint64_t world, std::uint64_t rank) {
+  if (rank >= world) return {};
   const std::uint64_t first = rows * rank / world;
   return {first, rows * (rank + 1) / world - first};
 }
