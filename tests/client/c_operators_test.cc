@@ -1,6 +1,7 @@
 /// \file
 /// The C ABI's operators: all through the same functions, and what each function refuses.
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -334,6 +335,50 @@ TEST(CApiTrace, IsOfTheLastLaunch) {
     return std::strcmp(span.role, "compute") == 0 && std::strcmp(span.kind, "tile") == 0;
   }));
   for (std::uint64_t i = 0; i < count; ++i) EXPECT_LE(spans[i].begin_ns, spans[i].end_ns);
+}
+
+// Until there is another launch, whoever switches what later ones keep: this operator, or its
+// equal.
+TEST(CApiTrace, StaysUntilTheNextLaunch) {
+  OneRank on("gemm-ar");
+  const mk_gemm_shape shape = square_shape(16);
+  mk_op* const equal = create(on.session, "gemm-ar", &shape);
+  const auto launch = [&] {
+    ASSERT_EQ(0, mk_op_launch(on.op, &on.arguments, MK_FUSED, nullptr)) << mk_last_error();
+  };
+  const auto trace = [&] {
+    const mk_trace_span* spans = nullptr;
+    std::uint64_t count = 0;
+    EXPECT_EQ(0, mk_op_trace(on.op, &spans, &count)) << mk_last_error();
+    std::vector<std::string> all;
+    for (std::uint64_t i = 0; i < count; ++i) {
+      const mk_trace_span& span = spans[i];
+      EXPECT_LT(0u, span.begin_ns) << i;
+      all.push_back(fmt::format("{} {} {} {} {} {} {} {}", span.role, span.block, span.kind,
+                                span.index[0], span.index[1], span.rank, span.begin_ns,
+                                span.end_ns));
+    }
+    return all;
+  };
+  const auto set = [&](mk_op* op, std::uint32_t to) { ASSERT_EQ(0, mk_op_set_trace(op, to)); };
+  set(on.op, 1);
+  for (mk_op* const by : {on.op, equal}) {
+    set(by, 1);
+    launch();
+    const std::vector<std::string> before = trace();
+    ASSERT_FALSE(before.empty());
+    for (const std::uint32_t to : {1u, 0u, 0u, 1u, 1u, 0u}) {
+      set(by, to);
+      EXPECT_EQ(before, trace());
+    }
+    launch();
+    EXPECT_TRUE(trace().empty());
+    for (const std::uint32_t to : {1u, 0u}) {
+      set(by, to);
+      EXPECT_TRUE(trace().empty()) << "that launch was not traced";
+    }
+  }
+  mk_op_destroy(equal);
 }
 
 // What every operator refuses alike.
