@@ -7,7 +7,7 @@ namespace {
 
 constexpr std::uint64_t kAlignBytes = 16;  ///< of the copy engine's addresses and pitches
 constexpr std::uint64_t kElementBytes = kernels::kElementBytes;
-/// Of elements: offsets in the largest matrix fit 63 bits, and a tensor map takes the stride.
+/// In elements: offsets in the largest matrix fit 63 bits, and a tensor map takes the stride.
 constexpr std::uint64_t kPitchMax = std::uint64_t{1} << 38;
 
 /// A matrix in memory; no rows: there is none.
@@ -97,7 +97,7 @@ Result<kernels::GemmMatrices> checked_matrices(std::string_view op, const Device
   if (full.ldb == 0) full.ldb = kn ? of.n : of.k;
   const std::uint32_t c_columns = shape.result.epilogue.columns_of(of.n);
   if (full.ldc == 0) full.ldc = c_columns;
-  // Of a matrix without rows, too: executors look at its pitch.
+  // Also where a matrix has no rows: executors look at its pitch.
   MK_RETURN_IF_ERROR(check_pitch(op, "lda", full.lda));
   MK_RETURN_IF_ERROR(check_pitch(op, "ldb", full.ldb));
   MK_RETURN_IF_ERROR(check_pitch(op, "ldc", full.ldc));

@@ -40,7 +40,7 @@ struct OperatorMemory::Announced {
     return blob;
   }
 
-  /// Of a rank that has no part: why, as much of it as an exchange takes.
+  /// Why a rank has no part, as much of it as an exchange takes.
   static std::vector<std::byte> pack(const Error& why, std::uint32_t world) {
     const std::size_t most = shm::exchange_blob_bytes_max(world) - sizeof(Announcement);
     return pack({static_cast<std::uint32_t>(why.code)}, nullptr,

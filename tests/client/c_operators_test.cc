@@ -337,8 +337,7 @@ TEST(CApiTrace, IsOfTheLastLaunch) {
   for (std::uint64_t i = 0; i < count; ++i) EXPECT_LE(spans[i].begin_ns, spans[i].end_ns);
 }
 
-// Until there is another launch, whoever switches what later ones keep: this operator, or its
-// equal.
+// Until there is another launch, though this operator or its equal switches what later ones keep.
 TEST(CApiTrace, StaysUntilTheNextLaunch) {
   OneRank on("gemm-ar");
   const mk_gemm_shape shape = square_shape(16);

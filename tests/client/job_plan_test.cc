@@ -228,7 +228,7 @@ TEST_F(JobPlan, ARankWithoutFilesIsNamedToAll) {
   EXPECT_EQ(agreed[1].error().code, ErrorCode::kNotFound);
 }
 
-// Of a long reason the others hear the beginning: as much as an exchange of that world takes.
+// The others hear the beginning of a long reason: as much as an exchange of that world takes.
 TEST_F(JobPlan, ALongRefusalIsCut) {
   const std::string reason = "machine file x: 'copy_gb_s' is " + std::string(70'000, '7');
   for (const std::uint32_t world : {2u, 64u, 1024u}) {
