@@ -463,7 +463,7 @@ void mk_op_destroy(mk_op* op) { delete op; }
 
 void mk_rows_of_rank(uint64_t rows, uint32_t world, uint32_t rank, uint64_t* first,
                      uint64_t* count) {
-  const mk::RowRange range = mk::rows_of_rank(rows, world == 0 ? 1 : world, rank);
+  const mk::RowRange range = mk::rows_of_rank(rows, world, rank);
   if (first != nullptr) *first = range.first;
   if (count != nullptr) *count = range.count;
 }
@@ -472,8 +472,8 @@ void mk_sequence_rows_of_rank(uint64_t seq, uint32_t causal, uint32_t world, uin
                               uint64_t first[2], uint64_t count[2]) {
   const mk::SequenceRows rows = mk::sequence_rows_of_rank(seq, causal != 0, world, rank);
   for (int part = 0; part < 2; ++part) {
-    first[part] = rows.parts[part].first;
-    count[part] = rows.parts[part].count;
+    if (first != nullptr) first[part] = rows.parts[part].first;
+    if (count != nullptr) count[part] = rows.parts[part].count;
   }
 }
 

@@ -166,21 +166,28 @@ class __attribute__((visibility("hidden"))) Operator {
         MK_ASSIGN_OR_RETURN(core->device, Kind::make_device(*session_, checked_, tuning));
         return core;
       }
-      MK_ASSIGN_OR_RETURN(
-          auto memory,
-          OperatorWorkspace::create(
-              *session_, Kind::kName,
-              describe_plan(*plan) + (tuning.batch_invariant ? " batch_invariant" : ""),
-              plan->workspace, plan->flag_count(), tuning.own_workspace));
-      plan->move_data(memory.data_moved());
-      core->memory.emplace(std::move(memory));
-      MK_ASSIGN_OR_RETURN(core->cpu,
-                          Kind::make_cpu(*plan, checked_, core->memory->context(), own, tuning));
+      const std::string tag = session_->next_operator_tag("ready");
+      MK_RETURN_IF_ERROR(
+          session_->agree(tag, Kind::kName, make_cpu_core(*core, *plan, own, tuning)));
       return core;
     };
     const bool alone = Kind::kAlone || tuning.own_workspace;
     MK_ASSIGN_OR_RETURN(
         core_, SharedCores::find_or_make<Core>(*session_, Kind::kName, alone, make, tuning, shape));
+    return {};
+  }
+
+  Status make_cpu_core(Core& core, typename Kind::Plan& plan, const kernels::CpuOptions& own,
+                       const Tuning& tuning) const {
+    MK_ASSIGN_OR_RETURN(
+        auto memory, OperatorWorkspace::create(
+                         *session_, Kind::kName,
+                         describe_plan(plan) + (tuning.batch_invariant ? " batch_invariant" : ""),
+                         plan.workspace, plan.flag_count(), tuning.own_workspace));
+    plan.move_data(memory.data_moved());
+    core.memory.emplace(std::move(memory));
+    MK_ASSIGN_OR_RETURN(core.cpu,
+                        Kind::make_cpu(plan, checked_, core.memory->context(), own, tuning));
     return {};
   }
 

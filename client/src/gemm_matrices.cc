@@ -7,6 +7,8 @@ namespace {
 
 constexpr std::uint64_t kAlignBytes = 16;  ///< of the copy engine's addresses and pitches
 constexpr std::uint64_t kElementBytes = kernels::kElementBytes;
+/// In elements: offsets in the largest matrix fit 63 bits, and a tensor map takes the stride.
+constexpr std::uint64_t kPitchMax = std::uint64_t{1} << 38;
 
 /// A matrix in memory; no rows: there is none.
 struct Placed {
@@ -53,6 +55,13 @@ Status check_apart(std::string_view op, const Placed& written, const Placed& oth
       other.name, other.rows, other.row_bytes, other.pitch_bytes, other.base);
 }
 
+Status check_pitch(std::string_view op, const char* name, std::uint64_t pitch) {
+  if (pitch <= kPitchMax) return {};
+  return fail(ErrorCode::kInvalidArgument,
+              "{}: {} = {} is too large; from row to row there are at most {} elements", op, name,
+              pitch, kPitchMax);
+}
+
 Status check_placed(std::string_view op, const Placed& matrix, const char* pitch, bool on_device) {
   if (matrix.rows == 0) return {};
   if (matrix.pitch_bytes < matrix.row_bytes) {
@@ -88,6 +97,10 @@ Result<kernels::GemmMatrices> checked_matrices(std::string_view op, const Device
   if (full.ldb == 0) full.ldb = kn ? of.n : of.k;
   const std::uint32_t c_columns = shape.result.epilogue.columns_of(of.n);
   if (full.ldc == 0) full.ldc = c_columns;
+  // Also where a matrix has no rows: executors look at its pitch.
+  MK_RETURN_IF_ERROR(check_pitch(op, "lda", full.lda));
+  MK_RETURN_IF_ERROR(check_pitch(op, "ldb", full.ldb));
+  MK_RETURN_IF_ERROR(check_pitch(op, "ldc", full.ldc));
   const Placed a = placed("a", full.a, rows.a, of.k, full.lda);
   const Placed b = placed("b", full.b, kn ? of.k : of.n, kn ? of.n : of.k, full.ldb);
   const Placed c = placed("c", full.c, rows.c, c_columns, full.ldc);

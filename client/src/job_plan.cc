@@ -154,7 +154,9 @@ Result<AgreedPlan> agree_plan(const PlanExchange& ranks, JobPlanSeen& seen,
   if (!own) {
     // The others need not wait for their deadline to hear of it.
     const Announcement refusal{static_cast<std::uint32_t>(own.error().code), 0, 0, 0, 0};
-    (void)ranks.exchange("plan", pack(refusal, own.error().message), true);
+    const std::size_t most = shm::exchange_blob_bytes_max(ranks.world) - sizeof refusal;
+    const std::string_view why = std::string_view(own.error().message).substr(0, most);
+    (void)ranks.exchange("plan", pack(refusal, why), true);
     return propagate(own);
   }
   const std::string text = plan::job_plan_text(*own);

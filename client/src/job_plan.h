@@ -51,6 +51,7 @@ struct PlanExchange {
   std::function<Result<std::vector<std::vector<std::byte>>>(
       std::string_view kind, std::span<const std::byte> blob, bool refuses)>
       exchange;
+  std::uint32_t world = 1;
   bool is_first = false;  ///< rank 0
 };
 

@@ -40,6 +40,13 @@ struct OperatorMemory::Announced {
     return blob;
   }
 
+  /// Why a rank has no part, as much of it as an exchange takes.
+  static std::vector<std::byte> pack(const Error& why, std::uint32_t world) {
+    const std::size_t most = shm::exchange_blob_bytes_max(world) - sizeof(Announcement);
+    return pack({static_cast<std::uint32_t>(why.code)}, nullptr,
+                std::string_view(why.message).substr(0, most));
+  }
+
   /// `text`: the parameters, or why the rank has no part.
   static Result<Announced> unpack(std::span<const std::byte> blob, std::uint32_t rank,
                                   std::string_view kind, std::string& text) {
@@ -112,10 +119,7 @@ Result<OperatorMemory> OperatorMemory::create(Session::Impl& session, std::strin
   const std::string tag = session.next_operator_tag(kind);
   if (!own) {
     // The others need not wait for their deadline to hear of it.
-    const auto code = static_cast<std::uint32_t>(own.error().code);
-    const std::size_t most = shm::exchange_blob_bytes_max(options.world) - sizeof(Announcement);
-    const std::string_view why = std::string_view(own.error().message).substr(0, most);
-    (void)session.exchange(tag, Announced::pack({code}, nullptr, why),
+    (void)session.exchange(tag, Announced::pack(own.error(), options.world),
                            Session::Impl::kRefusalTimeout);
     return propagate(own);
   }
@@ -220,14 +224,13 @@ Status OperatorMemory::grow(std::string_view tag, std::string_view kind, std::ui
   };
   const Result<Buffer> grown = enlarge();
   const auto told = grown ? Announced::pack({0, grown->handle}, nullptr, "")
-                          : Announced::pack({static_cast<std::uint32_t>(grown.error().code)},
-                                            nullptr, grown.error().message);
+                          : Announced::pack(grown.error(), options.world);
   const auto blobs =
       session_->exchange(tag, told, grown ? options.timeout : Session::Impl::kRefusalTimeout);
-  if (!grown) return propagate(grown);
   std::vector<std::uint16_t> handles(options.world);
   std::vector<shm::BufferFile> mapped;
   const auto take = [&]() -> Status {
+    if (!grown) return propagate(grown);
     if (!blobs) return propagate(blobs);
     for (std::uint32_t rank = 0; rank < options.world; ++rank) {
       std::string text;
@@ -248,8 +251,11 @@ Status OperatorMemory::grow(std::string_view tag, std::string_view kind, std::ui
     }
     return {};
   };
-  if (const Status taken = take(); !taken) {
-    (void)session_->free_buffer(*grown);
+  // All or none, on all ranks: a rank that fails frees what the others would name. All take part
+  // to the end.
+  const Status taken = session_->agree(fmt::format("{}/ready", tag), kind, take());
+  if (!taken) {
+    if (grown) (void)session_->free_buffer(*grown);
     return taken;
   }
   std::vector<shm::Retire::PeerBuffer> before = peer_buffers_;

@@ -36,7 +36,7 @@ class OperatorMemory {
   ~OperatorMemory();
 
   /// Collective, while no rank launches: gives memory that may grow `bytes` in all. Its old
-  /// addresses stay good, and handles change. If a rank has no room, all is as it was.
+  /// addresses stay good, and handles change. If it fails on a rank, all is as it was on all.
   Status grow(std::string_view tag, std::string_view kind, std::uint64_t bytes);
   std::uint64_t bytes() const { return workspace_.bytes; }
 

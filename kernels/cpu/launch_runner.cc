@@ -130,9 +130,9 @@ Result<LaunchStats> LaunchRunner::run(std::uint32_t m, Mode mode, const Estimate
     for (int part = 0; part < 2; ++part) {
       report.totals[part] = {};
       report.end_ns[part] = start_ns;
-      report.logs[part] = {report.spans[part].data(),
-                           static_cast<std::uint32_t>(report.spans[part].size()), 0};
-      if (!report.spans[part].empty()) report.totals[part].waits.trace = &report.logs[part];
+      if (trace_capacity_ == 0) report.spans[part] = {};
+      report.logs[part] = {report.spans[part].data(), trace_capacity_, 0};
+      if (trace_capacity_ != 0) report.totals[part].waits.trace = &report.logs[part];
       report.totals[part].waits.shown = progress_ != nullptr ? &report.shown[part] : nullptr;
     }
   }
@@ -264,8 +264,9 @@ std::vector<PartitionStep> LaunchRunner::partition_steps() const {
 }
 
 void LaunchRunner::set_trace(std::uint32_t capacity) {
+  trace_capacity_ = capacity;
   for (Report& report : reports_) {
-    for (auto& spans : report.spans) spans.assign(capacity, {});
+    for (auto& spans : report.spans) spans.resize(std::max<std::size_t>(spans.size(), capacity));
   }
 }
 
@@ -276,7 +277,7 @@ std::vector<TraceEvent> LaunchRunner::trace() const {
       const TraceLog& log = reports_[i].logs[part];
       const Role role = part == 0 ? threads_[i].role : threads_[i].then.value_or(threads_[i].role);
       for (std::uint32_t span = 0; span < std::min(log.count, log.capacity); ++span)
-        events.push_back({role, threads_[i].index, log.spans[span]});
+        events.push_back({role, threads_[i].index, reports_[i].spans[part][span]});
     }
   }
   return events;

@@ -135,7 +135,8 @@ class LaunchRunner : private BlockWork {
   /// Breaks the operator for a reason outside the blocks, and tells the local ranks.
   tl::unexpected<Error> broken_by(const Error& error);
 
-  /// Whether the next launches keep their spans: `capacity` of each block; 0: none.
+  /// Whether the next launches keep their spans: `capacity` of each block; 0: none. The last
+  /// launch's stay until then.
   void set_trace(std::uint32_t capacity);
   /// Of the last launch.
   std::vector<TraceEvent> trace() const;
@@ -166,7 +167,7 @@ class LaunchRunner : private BlockWork {
   struct alignas(64) Report {
     BlockTotals totals[2];  ///< of `role`, of `then`
     std::uint64_t end_ns[2] = {};
-    std::vector<TraceSpan> spans[2];
+    std::vector<TraceSpan> spans[2];  ///< what the last launch has left, and room for the next
     TraceLog logs[2];
     shm::BlockProgress shown[2];
     bool completed = false;
@@ -186,6 +187,7 @@ class LaunchRunner : private BlockWork {
   RoleBody& body_;
   shm::Progress* const progress_;
   std::uint64_t tag_ = 0;
+  std::uint32_t trace_capacity_ = 0;
   const PartitionBoard* partition_ = nullptr;
   AdaptiveThreads* adaptive_ = nullptr;
   std::vector<RoleThread> (*threads_of_)(const RoleBlocks&, const World&) = nullptr;

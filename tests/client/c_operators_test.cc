@@ -1,6 +1,7 @@
 /// \file
 /// The C ABI's operators: all through the same functions, and what each function refuses.
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -9,6 +10,7 @@
 #include <cstring>
 #include <iterator>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "client/tools/numeric/elements.h"
@@ -132,6 +134,49 @@ TEST(CApiOperators, FinishProductsAndFollowPitches) {
     mk_op_destroy(op);
   }
 }
+
+// Pitches whose bytes would wrap are refused, also of a matrix without rows, and change nothing.
+class CApiProduct : public testing::TestWithParam<const char*> {};
+TEST_P(CApiProduct, RefusesPitchesThatNoMemoryHas) {
+  const std::string name = GetParam();
+  const auto cluster = cluster_of(1);
+  for_ranks(2, [&](std::uint32_t rank) {
+    mk_session* const session = attach(*cluster, 2, rank);
+    const mk_gemm_shape shape = square_shape(16);
+    mk_op* const op = create(session, name.c_str(), &shape);
+    const Elements ones(256, 0x3f80);
+    for (const std::uint64_t m : {1u, 16u}) {
+      std::uint64_t first = 0, own = 0;
+      mk_rows_of_rank(m, 2, rank, &first, &own);
+      const std::uint64_t rows = name == "gemm-rs" ? own : m;
+      Elements c(256, 0xffff);
+      const auto right = gemm_arguments(name == "ag-gemm" && own == 0 ? nullptr : ones.data(),
+                                        ones.data(), rows == 0 ? nullptr : c.data(), m);
+      for (const std::uint64_t pitch : {(1ull << 38) + 8, 1ull << 61, (1ull << 63) - 8, 1ull << 63,
+                                        (1ull << 63) + 16, (1ull << 63) + 64, ~0ull - 7, ~0ull}) {
+        for (const auto& [field, word] : {std::pair{&mk_gemm_arguments::lda, "lda"},
+                                          {&mk_gemm_arguments::ldb, "ldb"},
+                                          {&mk_gemm_arguments::ldc, "ldc"}}) {
+          auto wrong = right;
+          wrong.*field = pitch;
+          expect_refused(mk_op_launch(op, &wrong, MK_FUSED, nullptr), ErrorCode::kInvalidArgument,
+                         {word, std::to_string(pitch), "too large"});
+        }
+      }
+      EXPECT_EQ(Elements(256, 0xffff), c);
+      ASSERT_EQ(0, mk_op_launch(op, &right, MK_FUSED, nullptr)) << mk_last_error();
+      for (std::uint64_t i = 0; i < 256; ++i)
+        EXPECT_EQ(c[i], i >= rows * 16 ? 0xffff : name == "ag-gemm" ? 0x4180 : 0x4200) << i;
+    }
+    leave(session, op);
+  });
+}
+INSTANTIATE_TEST_SUITE_P(, CApiProduct, testing::Values("ag-gemm", "gemm-rs", "gemm-ar"),
+                         [](const auto& test) {
+                           std::string name = test.param;
+                           std::replace(name.begin(), name.end(), '-', '_');
+                           return name;
+                         });
 
 // A struct of an earlier or a later header says so by its size.
 TEST(CApiStructs, OfAnotherSize) {
@@ -290,6 +335,49 @@ TEST(CApiTrace, IsOfTheLastLaunch) {
     return std::strcmp(span.role, "compute") == 0 && std::strcmp(span.kind, "tile") == 0;
   }));
   for (std::uint64_t i = 0; i < count; ++i) EXPECT_LE(spans[i].begin_ns, spans[i].end_ns);
+}
+
+// Until there is another launch, though this operator or its equal switches what later ones keep.
+TEST(CApiTrace, StaysUntilTheNextLaunch) {
+  OneRank on("gemm-ar");
+  const mk_gemm_shape shape = square_shape(16);
+  mk_op* const equal = create(on.session, "gemm-ar", &shape);
+  const auto launch = [&] {
+    ASSERT_EQ(0, mk_op_launch(on.op, &on.arguments, MK_FUSED, nullptr)) << mk_last_error();
+  };
+  const auto trace = [&] {
+    const mk_trace_span* spans = nullptr;
+    std::uint64_t count = 0;
+    EXPECT_EQ(0, mk_op_trace(on.op, &spans, &count)) << mk_last_error();
+    std::vector<std::string> all;
+    for (std::uint64_t i = 0; i < count; ++i) {
+      const mk_trace_span& span = spans[i];
+      EXPECT_LT(0u, span.begin_ns) << i;
+      all.push_back(fmt::format("{} {} {} {} {} {} {} {}", span.role, span.block, span.kind,
+                                span.index[0], span.index[1], span.rank, span.begin_ns,
+                                span.end_ns));
+    }
+    return all;
+  };
+  const auto set = [&](mk_op* op, std::uint32_t to) { ASSERT_EQ(0, mk_op_set_trace(op, to)); };
+  set(on.op, 1);
+  for (mk_op* const by : {on.op, equal}) {
+    set(by, 1);
+    launch();
+    const std::vector<std::string> before = trace();
+    ASSERT_FALSE(before.empty());
+    for (const std::uint32_t to : {1u, 0u, 0u, 1u, 1u, 0u}) {
+      set(by, to);
+      EXPECT_EQ(before, trace());
+    }
+    launch();
+    EXPECT_TRUE(trace().empty());
+    for (const std::uint32_t to : {1u, 0u}) {
+      set(by, to);
+      EXPECT_TRUE(trace().empty()) << "that launch was not traced";
+    }
+  }
+  mk_op_destroy(equal);
 }
 
 // What every operator refuses alike.

@@ -71,6 +71,49 @@ TEST(CApiRing, AttendsOverRanks) {
   });
 }
 
+/// Rows [floor(rows part / parts), floor(rows (part + 1) / parts)).
+RowRange exact_part(std::uint64_t rows, std::uint64_t parts, std::uint64_t part) {
+  using Wide = unsigned __int128;
+  const auto before = [&](Wide of) { return static_cast<std::uint64_t>(Wide{rows} * of / parts); };
+  return {before(part), before(Wide{part} + 1) - before(part)};
+}
+
+// Whatever the numbers: ranks that are there have their parts, others no rows; nothing is needed.
+TEST(CApiRows, AreOfTheRanksThatAreThere) {
+  constexpr std::uint32_t kWorlds[] = {0, 1, 2, 3, 7, 8192, 1u << 31, (1u << 31) + 5, 0xffffffff};
+  constexpr std::uint64_t kPoison = 99;
+  for (const std::uint32_t world : kWorlds) {
+    for (const std::uint32_t rank : {0u, 1u, 2u, 6u, 7u, 8191u, 8192u, (1u << 31) - 1, 1u << 31,
+                                     world / 2, world - 1, world, world + 1, 0xffffffffu}) {
+      for (const std::uint64_t rows : {0ull, 1ull, 10ull, 65537ull, (1ull << 31) - 1}) {
+        SCOPED_TRACE(testing::Message() << rows << " rows, rank " << rank << " of " << world);
+        const bool there = rank < world;
+        std::uint64_t first = kPoison, count = kPoison;
+        mk_rows_of_rank(rows, world, rank, &first, &count);
+        const RowRange own = there ? exact_part(rows, world, rank) : RowRange{};
+        EXPECT_EQ(own.first, first);
+        EXPECT_EQ(own.count, count);
+        mk_rows_of_rank(rows, world, rank, nullptr, nullptr);
+        for (const std::uint32_t causal : {0u, 1u}) {
+          RowRange parts[2] = {own, {}};
+          if (there && causal != 0) {
+            const std::uint64_t all = std::uint64_t{world} * 2;
+            parts[0] = exact_part(rows, all, rank);
+            parts[1] = exact_part(rows, all, all - 1 - rank);
+          }
+          std::uint64_t firsts[2] = {kPoison, kPoison}, counts[2] = {kPoison, kPoison};
+          mk_sequence_rows_of_rank(rows, causal, world, rank, firsts, nullptr);
+          mk_sequence_rows_of_rank(rows, causal, world, rank, nullptr, counts);
+          for (int part = 0; part < 2; ++part) {
+            EXPECT_EQ(parts[part].first, firsts[part]) << part;
+            EXPECT_EQ(parts[part].count, counts[part]) << part;
+          }
+        }
+      }
+    }
+  }
+}
+
 TEST(CApiRing, TakesBatches) {
   const auto cluster = cluster_of(1);
   mk_session* const session = attach(*cluster, 1, 0);

@@ -70,6 +70,7 @@ struct Ranks {
       std::vector<JobPlanSeen> tried = seen;
       for (std::size_t rank = 0; rank < own.size(); ++rank) {
         PlanExchange exchange;
+        exchange.world = static_cast<std::uint32_t>(own.size());
         std::size_t round = 0;
         exchange.exchange = [&, rank](std::string_view kind, std::span<const std::byte> blob,
                                       bool) -> Result<std::vector<std::vector<std::byte>>> {
@@ -225,6 +226,24 @@ TEST_F(JobPlan, ARankWithoutFilesIsNamedToAll) {
   EXPECT_EQ(agreed[0].error().code, ErrorCode::kNotFound);
   EXPECT_NE(agreed[0].error().message.find("rank 1: machine file x"), std::string::npos);
   EXPECT_EQ(agreed[1].error().code, ErrorCode::kNotFound);
+}
+
+// The others hear the beginning of a long reason: as much as an exchange of that world takes.
+TEST_F(JobPlan, ALongRefusalIsCut) {
+  const std::string reason = "machine file x: 'copy_gb_s' is " + std::string(70'000, '7');
+  for (const std::uint32_t world : {2u, 64u, 1024u}) {
+    std::vector<Result<plan::JobPlan>> plans(world, plan::JobPlan{machine("H100"), {}});
+    plans[1] = fail(ErrorCode::kInvalidArgument, "{}", reason);
+    Ranks ranks(std::move(plans));
+    const std::vector<Result<AgreedPlan>> agreed = ranks.agree(same_shapes(world));
+    const std::string begins = reason.substr(0, shm::exchange_blob_bytes_max(world) - 100);
+    for (std::uint32_t rank = 0; rank < world; ++rank) {
+      ASSERT_FALSE(agreed[rank]) << rank;
+      const Error& error = agreed[rank].error();
+      EXPECT_EQ(error.code, ErrorCode::kInvalidArgument) << rank;
+      EXPECT_TRUE(error.message.starts_with(rank == 1 ? begins : "rank 1: " + begins)) << rank;
+    }
+  }
 }
 
 TEST_F(JobPlan, BeforeAnyOperatorTheOwnFilesAreExpected) {

@@ -37,6 +37,28 @@ def attention_is_right(dtype):
     return True
 
 
+def rows_of_others():
+    """Each rank's parts by their definition; what it answers of ranks that are not there, and of lengths that are none."""
+    group = mkernel.init()
+    for causal in (False, True):
+        for seq in (0, 1, 10, 75):
+            ends = [seq * part // group.world for part in range(group.world + 1)]
+            if causal:
+                ends = [seq * part // (2 * group.world) for part in range(2 * group.world + 1)]
+            for rank in range(group.world):
+                parts = (rank, 2 * group.world - 1 - rank) if causal else (rank,)
+                expected = [position for part in parts for position in range(ends[part], ends[part + 1])]
+                assert mkernel.sequence_rows(seq, causal=causal, rank=rank).tolist() == expected
+    errors = []
+    for seq, rank in ((10, group.world), (10, -1), (10, 2**32), (10, 2**70), (-1, 0), (2**31, 0)):
+        for causal in (False, True):
+            try:
+                errors.append(mkernel.sequence_rows(seq, causal=causal, rank=rank))
+            except mkernel.Error as error:
+                errors.append((error.code.label, error.sentence))
+    return errors
+
+
 def exact_attention_gradients(q, k, v, dout, dlse, causal, scale):
     """float64, of the whole sequence: (dq, dk, dv), and for each the sizes by which rounding may move it: (in the sums, before them)."""
     each = q.shape[1] // k.shape[1]

@@ -129,7 +129,12 @@ def test_the_structs_of_ctypes_are_those_of_the_header(tmp_path):
         "mk_combine_arguments": _c.CombineArguments,
         "mk_ring_shape": _c.RingShape,
         "mk_ring_arguments": _c.RingArguments,
+        "mk_collective_shape": _c.CollectiveShape,
+        "mk_collective_arguments": _c.CollectiveArguments,
     }
+    types = {name: thing for name, thing in vars(_c).items() if isinstance(thing, type) and not name.startswith("_")}
+    declared = {thing for thing in types.values() if issubclass(thing, ctypes.Structure) and thing is not ctypes.Structure}
+    assert declared == set(structs.values()), "a struct is not compared"
     lines, expected = [], []
     for name, struct in structs.items():
         lines.append(f'printf("{name} %zu\\n", sizeof({name}));')

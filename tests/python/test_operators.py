@@ -80,6 +80,13 @@ def test_gradients_of_experts_are_right(cluster, dtype):
     assert sum(cluster.run(layer_ranks.experts_gradients_are_right, dtype)) > 60
 
 
+def test_rows_are_of_ranks_that_are_there(cluster):
+    for said in cluster.run(layer_ranks.rows_of_others):
+        assert [code for code, _ in said] == ["invalid-argument"] * 12
+        for (_, sentence), telling in zip(said[::2], ["rank 4", "rank -1", f"rank {2**32}", f"rank {2**70}", "-1 rows", f"{2**31} rows"]):
+            assert telling in sentence
+
+
 @pytest.mark.parametrize(
     "formula, check, telling",
     [("attention_of_head", "attention_gradients_are_right", "dv"), ("combine_of_expert", "experts_gradients_are_right", "dW of combine")],

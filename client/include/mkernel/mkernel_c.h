@@ -224,7 +224,7 @@ MK_C_EXPORT mk_status mk_op_trace(mk_op* op, const mk_trace_span** spans, uint64
 MK_C_EXPORT void mk_op_destroy(mk_op* op);
 
 /* The rows [*first, *first + *count) that a rank has when `rows` rows are dealt out over the job:
- * see mk::rows_of_rank. */
+ * see mk::rows_of_rank. `first` and `count` may be null. */
 MK_C_EXPORT void mk_rows_of_rank(uint64_t rows, uint32_t world, uint32_t rank, uint64_t* first,
                                  uint64_t* count);
 
@@ -390,7 +390,8 @@ typedef struct mk_ring_arguments {
 } mk_ring_arguments;
 
 /* The rows of the sequence that a rank has, one after the other in its tensors: [first[0], first[0]
- * + count[0]) and, when causal, [first[1], first[1] + count[1]). See mk::sequence_rows_of_rank. */
+ * + count[0]) and, when causal, [first[1], first[1] + count[1]). See mk::sequence_rows_of_rank.
+ * `first` and `count` may be null. */
 MK_C_EXPORT void mk_sequence_rows_of_rank(uint64_t seq, uint32_t causal, uint32_t world,
                                           uint32_t rank, uint64_t first[2], uint64_t count[2]);
 

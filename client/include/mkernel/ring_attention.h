@@ -26,11 +26,13 @@ struct SequenceRows {
 };
 /// How a sequence of `seq` rows is dealt out. Without a mask rank r of W has the r-th of W parts.
 /// Causal, it has parts r and 2W-1-r of 2W ("zigzag"). The first sees less than the average and the
-/// second more, so all ranks have the same work.
+/// second more, so all ranks have the same work. A rank that is not below W has no rows.
 constexpr SequenceRows sequence_rows_of_rank(std::uint64_t seq, bool causal, std::uint32_t world,
                                              std::uint32_t rank) {
+  if (rank >= world) return {};
   if (!causal) return {{rows_of_rank(seq, world, rank), {}}};
-  return {{rows_of_rank(seq, 2 * world, rank), rows_of_rank(seq, 2 * world, 2 * world - 1 - rank)}};
+  const std::uint64_t parts = std::uint64_t{2} * world;
+  return {{rows_of_rank(seq, parts, rank), rows_of_rank(seq, parts, parts - 1 - rank)}};
 }
 
 /// The most rows that any rank has of `sequences` sequences with `seq` rows in all, whatever their

@@ -55,8 +55,8 @@ enum class Partials : std::uint32_t {
 
 /// The arguments of a launch of a product over all ranks. The operator's class says where the
 /// pointers lead. Pitches are in elements from row to row; 0 is a matrix without gaps. C may lie
-/// beside the other matrices in rows of one buffer, but shares no element with them. On a GPU all
-/// pointers are multiples of 16 bytes, and pitches of 8 elements.
+/// beside the other matrices in rows of one buffer, but shares no element with them. Pitches are at
+/// most 2^38. On a GPU they are multiples of 8 elements, and all pointers of 16 bytes.
 struct GemmArguments {
   const void* a = nullptr;
   const void* b = nullptr;
@@ -75,8 +75,10 @@ struct RowRange {
   std::uint64_t count = 0;
 };
 /// How operators deal rows out over ranks: rank r of W has [floor(r rows / W), floor((r + 1) rows /
-/// W)). Counts differ by one at most; with fewer rows than ranks some are 0. `rows` < 2^31.
-constexpr RowRange rows_of_rank(std::uint64_t rows, std::uint32_t world, std::uint32_t rank) {
+/// W)). Counts differ by one at most; with fewer rows than ranks some are 0, and a rank that is not
+/// below W has none. `rows` < 2^31, W < 2^33.
+constexpr RowRange rows_of_rank(std::uint64_t rows, std::uint64_t world, std::uint64_t rank) {
+  if (rank >= world) return {};
   const std::uint64_t first = rows * rank / world;
   return {first, rows * (rank + 1) / world - first};
 }

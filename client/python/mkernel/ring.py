@@ -18,7 +18,12 @@ def sequence_rows(seq: int, *, causal: bool = False, group: GroupLike = None, ra
     the same work.
     """
     chosen = get_group(group)
-    parts = _c.sequence_rows_of_rank(seq, causal, chosen.world, chosen.rank if rank is None else rank)
+    its = chosen.rank if rank is None else rank
+    if not 0 <= its < chosen.world:
+        raise invalid(f"sequence_rows: there is no rank {its}; the group has ranks 0 to {chosen.world - 1}", chosen.rank)
+    if not 0 <= seq < 2**31:
+        raise invalid(f"sequence_rows: a sequence of {seq} rows is not possible; 0 to {2**31 - 1} are", chosen.rank)
+    parts = _c.sequence_rows_of_rank(seq, causal, chosen.world, its)
     return numpy.concatenate([numpy.arange(first, first + count) for first, count in parts])
 
 

@@ -39,6 +39,7 @@ Result<AgreedPlan> agree_device_plan(Session::Impl& session, const kernels::Shap
   constexpr std::chrono::milliseconds kRefusalTimeout{1};
   const AttachOptions& options = session.options();
   PlanExchange ranks;
+  ranks.world = options.world;
   ranks.is_first = options.node_rank == 0 && options.local_rank == 0;
   ranks.exchange = [&](std::string_view kind, std::span<const std::byte> blob, bool refuses) {
     return session.exchange(session.next_operator_tag(kind), blob,
