@@ -496,6 +496,5 @@ TEST(Config, AMissingFileSaysSo) {
   EXPECT_FALSE(load_config("/", {}));
   EXPECT_TRUE(load_config("", {}));
 }
-
 }  // namespace
 }  // namespace mk::daemon
