@@ -7,6 +7,7 @@ option(MK_TESTS "Build the tests" ON)
 option(MK_BENCH "Build the micro-benchmarks (Google Benchmark); mkbench is always built" ON)
 option(MK_COVERAGE "Count which lines of shm, daemon and client the tests run (clang only)" OFF)
 option(MK_WERROR "Treat warnings as errors" ON)
+set(MK_TEST_FLAGS "" CACHE STRING "What is added for the tests' own code, but for that which runs millions of times")
 set(MK_SANITIZE "" CACHE STRING "Sanitizers, comma separated: address, undefined, thread")
 
 foreach(option MK_CUDA MK_VERBS MK_OFI)

@@ -1,7 +1,7 @@
 # mk_add_test(<name> SOURCES <file>... [LIBS <target>...] [LABELS <label>...] [TIMEOUT <s>] [ARGS <arg>...] [NO_MAIN] [HOT])
 #   One GoogleTest binary, one ctest entry. tests/runner counts the single cases from the XML that each binary
 #   writes, so there is no discovery step. TIMEOUT is for a plain build (default 120 s); sanitizer presets scale it.
-#   HOT: mk_hot() of its own code.
+#   HOT: mk_hot() of its own code, and no MK_TEST_FLAGS. Nor do tests for GPUs have them: time there is dearer.
 # mk_add_script_test(<name> COMMAND <command>... [LABELS <label>...] [TIMEOUT <s>])
 #   Any command; counts as one case, passed when it exits 0 and skipped when it exits 77.
 #
@@ -43,7 +43,11 @@ function(mk_add_test name)
   if(arg_HOT AND MK_SANITIZE)
     mk_hot(${name})
   elseif(NOT "${arg_SOURCES}" MATCHES "\\.(c|cu)(;|$)")
-    mk_use_gtest_pch(${name})
+    set(flags "${MK_TEST_FLAGS}")
+    if(arg_HOT OR "${arg_LABELS}" MATCHES "(^|;)(cuda|gpu)(;|$)")
+      set(flags)
+    endif()
+    mk_use_gtest_pch(${name} ${flags})
   endif()
   # What a sanitizer's stage leaves out, its build need not make.
   if((MK_SANITIZE MATCHES "thread" AND "notsan" IN_LIST arg_LABELS) OR
