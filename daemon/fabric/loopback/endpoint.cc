@@ -363,7 +363,7 @@ Result<std::unique_ptr<Endpoint>> make_loopback_endpoint(const EndpointConfig& c
   }
   MK_ASSIGN_OR_RETURN(const Token id, make_token());
   auto regions = std::make_shared<loopback::RegionTable>();
-  MK_ASSIGN_OR_RETURN(auto service, loopback::Service::start(id, regions));
+  MK_ASSIGN_OR_RETURN(auto service, loopback::Service::start(id, regions, config.notice));
   return std::make_unique<loopback::LoopbackEndpoint>(config, std::move(options), id,
                                                       std::move(regions), std::move(service));
 }
