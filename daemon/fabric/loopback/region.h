@@ -160,7 +160,7 @@ class LoopbackLocalRegion final : public LocalRegion {
                       const Token& endpoint);
   ~LoopbackLocalRegion() override;
   Bytes key() const override;
-  const Region& region() const { return *region_; }
+  const std::shared_ptr<Region>& region() const { return region_; }
 
  private:
   std::shared_ptr<RegionTable> table_;
