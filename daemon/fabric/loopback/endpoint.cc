@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <mutex>
 #include <utility>
 
 #include "daemon/fabric/loopback/link.h"
@@ -93,7 +94,8 @@ class LoopbackEndpoint final : public Endpoint {
   const Capabilities capabilities_;
   GpuCopier gpu_;
   LinkTable<Link> links_;
-  std::vector<std::weak_ptr<Target>> gpu_targets_;  ///< control thread: peers' regions on GPUs
+  std::mutex targets_mutex_;  ///< held while one of them is opened for a device
+  std::vector<std::weak_ptr<Target>> gpu_targets_;  ///< peers' regions on GPUs
   OrphanQueue orphans_;                             ///< proxy thread
   std::uint32_t first_link_ = 0;                    ///< proxy thread: who is polled first, in turn
 };
@@ -137,6 +139,7 @@ Result<std::unique_ptr<LocalRegion>> LoopbackEndpoint::register_gpu_memory(
   region->memory = memory;
   MK_ASSIGN_OR_RETURN(region->view, gpu::View::open(*driver, device, *memory.device));
   MK_ASSIGN_OR_RETURN(region->gpu_slot, gpu_.use(device));
+  const std::lock_guard lock(targets_mutex_);
   // The device may be new to what was imported before. What cannot be opened (another job's, whose
   // owner is gone) is a failure of the writes to it, if there are any.
   for (const auto& weak : gpu_targets_) {
@@ -240,6 +243,7 @@ Result<std::unique_ptr<RemoteRegion>> LoopbackEndpoint::import_region(
 
 Result<std::unique_ptr<RemoteRegion>> LoopbackEndpoint::imported(std::shared_ptr<Target> target) {
   if (target->on_gpu()) {
+    const std::lock_guard lock(targets_mutex_);
     // One of this endpoint's GPUs will do: the others may be other jobs'.
     Status opened;
     for (std::uint32_t slot = 0; slot < gpu_.slots(); ++slot) {
@@ -363,7 +367,7 @@ Result<std::unique_ptr<Endpoint>> make_loopback_endpoint(const EndpointConfig& c
   }
   MK_ASSIGN_OR_RETURN(const Token id, make_token());
   auto regions = std::make_shared<loopback::RegionTable>();
-  MK_ASSIGN_OR_RETURN(auto service, loopback::Service::start(id, regions));
+  MK_ASSIGN_OR_RETURN(auto service, loopback::Service::start(id, regions, config.notice));
   return std::make_unique<loopback::LoopbackEndpoint>(config, std::move(options), id,
                                                       std::move(regions), std::move(service));
 }

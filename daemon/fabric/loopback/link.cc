@@ -43,16 +43,17 @@ bool TransferQueue::post(const Write& write, std::uint64_t now_ns) {
   // region.
   bool valid = true;
   if (write.bytes > 0) {
-    const Region& region = static_cast<const LoopbackLocalRegion*>(write.src)->region();
-    const MemoryDescriptor& source = region.memory;
+    const auto& region = static_cast<const LoopbackLocalRegion*>(write.src)->region();
+    const MemoryDescriptor& source = region->memory;
     const auto& target = static_cast<const LoopbackRemoteRegion*>(write.dst)->target();
     valid = write.src_offset <= source.bytes && write.bytes <= source.bytes - write.src_offset &&
             write.dst_offset <= target->bytes() &&
             write.bytes <= target->bytes() - write.dst_offset &&
             source.device.has_value() == target->on_gpu();
-    const std::byte* const begin = source.device ? region.view.data() : source.address;
+    if (source.device) transfer.from = region;
+    const std::byte* const begin = source.device ? region->view.data() : source.address;
     transfer.source = begin + write.src_offset;
-    transfer.gpu_slot = region.gpu_slot;
+    transfer.gpu_slot = region->gpu_slot;
     transfer.target = target;
     transfer.offset = write.dst_offset;
   }
@@ -74,6 +75,7 @@ bool TransferQueue::post(const Write& write, std::uint64_t now_ns) {
 void TransferQueue::show(Transfer& transfer) {
   if (transfer.flags && transfer.code == ErrorCode::kOk)
     transfer.flags->store_flag(transfer.flag_index, transfer.epoch);
+  transfer.from.reset();
   transfer.target.reset();
   transfer.flags.reset();
 }
@@ -103,9 +105,9 @@ std::uint64_t TransferQueue::hand_over(std::uint64_t now_ns) {
   std::uint64_t end = copied_ + 1;
   for (; end < posted_; ++end) {
     const Transfer& next = at(end);
-    const bool follows = next.code == ErrorCode::kOk && next.bytes > 0 &&
-                         next.gpu_slot == first.gpu_slot && next.target == first.target &&
-                         next.source == first.source + bytes && next.offset == first.offset + bytes;
+    const bool follows = next.code == ErrorCode::kOk && next.bytes > 0 && next.from == first.from &&
+                         next.target == first.target && next.source == first.source + bytes &&
+                         next.offset == first.offset + bytes;
     if (!follows || copy_from_ns(next) > now_ns + kGpuRunNs || bytes + next.bytes > kGpuRunBytesMax)
       break;
     bytes += next.bytes;

@@ -19,7 +19,8 @@ inline constexpr std::uint64_t kPollBytesMax = 1 << 20;
 /// Handing a copy of any size over to a GPU takes about as long as copying so many bytes.
 inline constexpr std::uint64_t kHandOverBytes = 1 << 16;
 
-/// A GPU copies writes that lie one behind the other, at their source and at their target, at once.
+/// A GPU copies writes that lie one behind the other, in one source and in one target, at once. No
+/// copy crosses from one allocation into another: CUDA refuses that, and most are neighbours.
 /// Handing a copy over costs the driver as much as half a megabyte of a fast link's time, and more
 /// when several links of a process do it. It may begin so long before the model's start, since
 /// nobody is shown the bytes before the model says so, with all that starts so long after it.
@@ -75,6 +76,7 @@ class TransferQueue {
  private:
   struct Transfer {
     const std::byte* source = nullptr;
+    std::shared_ptr<const Region> from;  ///< whose that is, of a GPU: it stays while one copies
     std::shared_ptr<Target> target;
     std::shared_ptr<Target> flags;
     std::uint64_t offset = 0;

@@ -12,24 +12,28 @@ namespace {
 /// Links and region requests of all daemons of this host; more is a leak somewhere.
 constexpr std::size_t kPeersMax = 4096;
 constexpr int kAcceptsPerTurn = 16;  ///< anybody may connect, and peers' questions go on
+constexpr std::chrono::milliseconds kAcceptPause{200};  ///< after accept has failed
 
 }  // namespace
 
 Service::Service(const Token& endpoint, std::shared_ptr<RegionTable> regions,
-                 shm::FrameListener listener, UniqueFd wake)
+                 shm::FrameListener listener, UniqueFd wake,
+                 std::function<void(const std::string&)> notice)
     : endpoint_(endpoint),
       regions_(std::move(regions)),
       listener_(std::move(listener)),
-      wake_(std::move(wake)) {}
+      wake_(std::move(wake)),
+      notice_(std::move(notice)) {}
 
 Result<std::unique_ptr<Service>> Service::start(const Token& endpoint,
-                                                std::shared_ptr<RegionTable> regions) {
+                                                std::shared_ptr<RegionTable> regions,
+                                                std::function<void(const std::string&)> notice) {
   MK_ASSIGN_OR_RETURN(shm::FrameListener listener,
                       shm::FrameListener::listen(socket_name(endpoint)));
   UniqueFd wake(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   if (!wake.valid()) return fail_errno(errno, "cannot create the loopback endpoint's eventfd");
-  std::unique_ptr<Service> service(
-      new Service(endpoint, std::move(regions), std::move(listener), std::move(wake)));
+  std::unique_ptr<Service> service(new Service(endpoint, std::move(regions), std::move(listener),
+                                               std::move(wake), std::move(notice)));
   try {
     service->thread_ = std::thread([raw = service.get()] { raw->run(); });
   } catch (const std::system_error& error) {
@@ -73,7 +77,10 @@ void Service::run() {
   std::vector<pollfd> fds;
   std::vector<std::uint64_t> watched;
   while (!stop_.load(std::memory_order_acquire)) {
-    fds.assign({{wake_.get(), POLLIN, 0}, {listener_.fd(), POLLIN, 0}});
+    const auto pause =
+        std::chrono::ceil<std::chrono::milliseconds>(accepts_from_ - Clock::now()).count();
+    const bool accepts = pause <= 0;
+    fds.assign({{wake_.get(), POLLIN, 0}, {accepts ? listener_.fd() : -1, POLLIN, 0}});
     for (const auto& peer : peers_) {
       fds.push_back(
           {peer->fd(), static_cast<short>(POLLIN | (peer->has_queued() ? POLLOUT : 0)), 0});
@@ -86,7 +93,8 @@ void Service::run() {
         watched.push_back(watch.id);
       }
     }
-    if (::poll(fds.data(), fds.size(), -1) < 0) continue;  // EINTR
+    const int timeout = accepts ? -1 : static_cast<int>(pause);
+    if (::poll(fds.data(), fds.size(), timeout) < 0) continue;  // EINTR
 
     if (fds[0].revents != 0) {
       std::uint64_t count = 0;
@@ -118,7 +126,14 @@ void Service::run() {
 void Service::accept_some() {
   for (int i = 0; i < kAcceptsPerTurn; ++i) {
     auto accepted = listener_.try_accept();
-    if (!accepted || !*accepted) return;
+    if (!accepted) {
+      // The connection stays in the queue, and the listener readable.
+      accepts_from_ = Clock::now() + kAcceptPause;
+      if (!std::exchange(accept_failing_, true) && notice_) notice_(accepted.error().message);
+      return;
+    }
+    accept_failing_ = false;
+    if (!*accepted) return;
     shm::FrameSocket peer = std::move(**accepted);
     const auto credentials = peer.credentials();
     if (!credentials || credentials->uid != ::geteuid() || peers_.size() >= kPeersMax)

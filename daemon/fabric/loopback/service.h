@@ -6,9 +6,11 @@
 #include <poll.h>
 
 #include <atomic>
+#include <chrono>
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -20,9 +22,10 @@ namespace mk::fabric::loopback {
 
 class Service {
  public:
-  /// Listens and starts the thread.
+  /// Listens and starts the thread. `notice`: EndpointConfig::notice.
   static Result<std::unique_ptr<Service>> start(const Token& endpoint,
-                                                std::shared_ptr<RegionTable> regions);
+                                                std::shared_ptr<RegionTable> regions,
+                                                std::function<void(const std::string&)> notice);
   /// Ends the thread; every connection closes, by which the peers see that this endpoint is gone.
   ~Service();
 
@@ -38,8 +41,10 @@ class Service {
     int fd;
     std::function<void()> on_gone;
   };
+  using Clock = std::chrono::steady_clock;
+
   Service(const Token& endpoint, std::shared_ptr<RegionTable> regions, shm::FrameListener listener,
-          UniqueFd wake);
+          UniqueFd wake, std::function<void(const std::string&)> notice);
   void run();
   void accept_some();
   /// Takes and answers what has arrived; false when the connection is to be closed.
@@ -51,11 +56,15 @@ class Service {
   const std::shared_ptr<RegionTable> regions_;
   shm::FrameListener listener_;
   UniqueFd wake_;
+  const std::function<void(const std::string&)> notice_;
   std::atomic<bool> stop_{false};
   std::mutex watches_mutex_;
   std::vector<Watch> watches_;
   std::uint64_t next_watch_ = 1;
-  std::vector<std::unique_ptr<shm::FrameSocket>> peers_;  ///< service thread
+  // The service thread's.
+  std::vector<std::unique_ptr<shm::FrameSocket>> peers_;
+  Clock::time_point accepts_from_{};  ///< later than now: accept has failed
+  bool accept_failing_ = false;
   std::thread thread_;
 };
 

@@ -261,6 +261,95 @@ TEST_F(LoopTest, AnExceptionCostsTheClientThatCausedItAndNobodyElse) {
   EXPECT_TRUE(other.add_buffer(4096));
 }
 
+/// Registrations of buffers that last until they are let go.
+class SlowMemory : public LoopTest {
+ protected:
+  void TearDown() override {
+    if (!let_go.try_wait()) let_go.count_down();  // a failed test ends, too
+    LoopTest::TearDown();
+  }
+  void start_slow() {
+    start({});
+    nic->on_register_buffer = [this] {
+      if (registering++ == 0) let_go.wait();
+    };
+  }
+  std::uint64_t begin(SocketClient& client) {
+    const auto file = shm::BufferFile::create("test", 4096).value();
+    const int fds[] = {file.fd()};
+    EXPECT_TRUE(client.try_post(shm::RegisterBuffer{4096, "test"}, in_time(), fds));
+    EXPECT_TRUE(eventually([&] { return registering > 0; }));
+    return client.requests();
+  }
+  ControlCounts counts() {
+    return loop->run_sync([](ControlPlane& plane) { return plane.counts(); }).value();
+  }
+  std::latch let_go{1};
+  std::atomic<int> registering{0};
+};
+
+TEST_F(SlowMemory, HoldsUpNobodyElse) {
+  start_slow();
+  SocketClient slow(loop->socket_path()), other(loop->socket_path());
+  ASSERT_TRUE(slow.attach(rank_of("slow", 1, 1, 0)));
+  ASSERT_TRUE(other.attach(rank_of("other", 1, 1, 0)));
+  begin(slow);
+  EXPECT_TRUE(other.call<shm::AllocFlagsReply>(shm::AllocFlags{1}));
+  EXPECT_TRUE(other.add_buffer(4096)) << "of the same user";
+  EXPECT_TRUE(attaches("third"));
+  // Later requests of its session are answered behind it.
+  const std::uint64_t first = slow.requests();
+  slow.post(shm::AllocFlags{1});
+  slow.post(shm::Detach{});
+  EXPECT_TRUE(attaches("fourth"));
+  let_go.count_down();
+  for (std::uint64_t request = first; request < first + 3;) {
+    const auto frame = slow.next();
+    ASSERT_TRUE(frame) << frame.error().message;
+    if (frame->request == 0) continue;  // JobUp
+    EXPECT_EQ(frame->request, request++);
+    EXPECT_NE(frame->type, static_cast<std::uint16_t>(shm::MessageType::kError));
+  }
+  EXPECT_TRUE(other.call<shm::Done>(shm::Detach{}));
+  EXPECT_TRUE(eventually([&] { return counts().sessions == 0; }));
+  EXPECT_EQ(nic->local_regions, 0);
+}
+
+TEST_F(SlowMemory, AClientThatGoesMeanwhileIsNoticedAndLeavesNothing) {
+  start_slow();
+  {
+    SocketClient gone(loop->socket_path());
+    ASSERT_TRUE(gone.attach(rank_of("job", 1, 1, 0)));
+    begin(gone);
+  }
+  EXPECT_TRUE(eventually([&] { return counts().clients == 0; }));
+  EXPECT_EQ(counts().sessions, 1u) << "until its memory is no longer in use";
+  EXPECT_TRUE(attaches("job")) << "its name is free";
+  EXPECT_TRUE(eventually([&] { return counts().sessions == 1; }));
+  let_go.count_down();
+  EXPECT_TRUE(eventually([&] { return counts().sessions == 0; }));
+  EXPECT_EQ(nic->local_regions, 0);
+}
+
+TEST_F(SlowMemory, TheEndWaitsForIt) {
+  start_slow();
+  SocketClient client(loop->socket_path());
+  ASSERT_TRUE(client.attach(rank_of("job", 1, 1, 0)));
+  begin(client);
+  std::atomic<bool> stopped{false};
+  std::thread stopper([&] {
+    loop->stop(std::chrono::steady_clock::now());
+    proxy->stop();
+    loop->reset();
+    stopped = true;
+  });
+  while (client.drain()) std::this_thread::yield();  // until the loop has failed and left it
+  EXPECT_FALSE(stopped);
+  let_go.count_down();
+  stopper.join();
+  EXPECT_EQ(nic->local_regions, 0);
+}
+
 TEST_F(LoopTest, OneWhoHasMostConnectionsMakesRoomForAnotherUser) {
   if (::geteuid() != 0) GTEST_SKIP() << "needs root, to become somebody else";
   ControlLoopOptions options;

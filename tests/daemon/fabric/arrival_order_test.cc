@@ -62,6 +62,16 @@ TEST_P(ArrivalOrderTest, AHundredThousandChunksArriveBeforeTheirFlags) {
   EXPECT_EQ(ChunkRun(a, b, chunk_count(GetParam())).run(), "");
 }
 
+// A machine that is too slow fails the test, and nothing else.
+TEST_P(ArrivalOrderTest, ARunThatIsCutShortLeavesNothingUnderWay) {
+  for (const int limit_ms : {0, 1, 5, 20}) {
+    Node a(GetParam());
+    Node b(GetParam());
+    const std::string wrong = ChunkRun(a, b, 1'000'000, std::chrono::milliseconds(limit_ms)).run();
+    EXPECT_NE(wrong.find("arrived in time"), std::string::npos) << wrong;
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Fabrics, ArrivalOrderTest, testing::ValuesIn(all_setups()), setup_name);
 #if !defined(MK_SOFT_NIC) && !defined(MK_SOFT_EFA)
 INSTANTIATE_TEST_SUITE_P(Simulated, ArrivalOrderTest, testing::ValuesIn(sim_setups()), setup_name);

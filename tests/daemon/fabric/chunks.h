@@ -35,14 +35,27 @@ inline std::uint32_t chunk_count(const FabricSetup& setup) {
 
 class ChunkRun {
  public:
-  ChunkRun(Node& from, Node& to, std::uint32_t chunks)
+  ChunkRun(Node& from, Node& to, std::uint32_t chunks,
+           std::chrono::milliseconds limit = patience() * std::chrono::seconds(60))
       : count_(chunks),
+        limit_(limit),
         a_(from),
         b_(to),
         link_(join(from, to)),
         source_(from.memory(place(kSlots))),
         target_(to.memory(place(kSlots))),
         remote_(import(from, link_, target_)) {}
+
+  /// Writes under way name the memory, whatever the run has come to.
+  ~ChunkRun() {
+    a_.endpoint->disconnect(link_.id);
+    EXPECT_TRUE(pump({&a_, &b_}, [&] {
+      return a_.completed.size() + a_.failed.size() >= posted_ && a_.settled();
+    })) << "writes are lost";
+    for (int i = 0; i < 1000; ++i) b_.poll();  // into the memory of GPUs
+  }
+  ChunkRun(const ChunkRun&) = delete;
+  ChunkRun& operator=(const ChunkRun&) = delete;
 
   /// What was wrong first; empty: nothing.
   std::string run() {
@@ -104,14 +117,13 @@ class ChunkRun {
       sent[event.cookie % kSlots] = true;
       ++completed;
     };
-    const auto deadline = std::chrono::steady_clock::now() + patience() * std::chrono::seconds(60);
-    std::uint32_t posted = 0;
+    const auto deadline = std::chrono::steady_clock::now() + limit_;
     while (!over_ && (shown_ < count_ || completed < count_ || !a_.settled())) {
       if (std::chrono::steady_clock::now() > deadline)
         return blame("only " + std::to_string(shown_) + " of " + std::to_string(count_) +
                      " arrived in time");
       std::vector<Write> batch;
-      for (std::uint32_t next = posted; batch.size() < shm::kBatchMax && next < count_; ++next) {
+      for (std::uint32_t next = posted_; batch.size() < shm::kBatchMax && next < count_; ++next) {
         const std::uint32_t slot = next % kSlots;
         if (!sent[slot] || times_shown_[slot].load(std::memory_order_acquire) != next / kSlots)
           break;
@@ -122,7 +134,7 @@ class ChunkRun {
                                    static_cast<std::uint32_t>(bytes.size())));
       }
       const std::size_t taken = batch.empty() ? 0 : a_.endpoint->post(link_.id, batch);
-      for (std::size_t i = 0; i < taken; ++i) sent[posted++ % kSlots] = false;
+      for (std::size_t i = 0; i < taken; ++i) sent[posted_++ % kSlots] = false;
       if (a_.poll() == 0 && taken == 0) std::this_thread::yield();
       if (!a_.failed.empty()) return blame("a write failed");
     }
@@ -166,6 +178,7 @@ class ChunkRun {
   }
 
   const std::uint32_t count_;
+  const std::chrono::milliseconds limit_;
   Node &a_, &b_;
   const TestLink link_;
   const Memory source_, target_;
@@ -173,6 +186,7 @@ class ChunkRun {
   std::array<std::atomic<std::uint32_t>, kSlots> times_shown_{};
   std::atomic<std::uint32_t> shown_{0};
   std::atomic<bool> over_{false};
+  std::uint32_t posted_ = 0;
   std::string wrong_;  ///< read when both threads are through
 };
 

@@ -197,6 +197,44 @@ TEST_F(GpuLoopback, WritesGoTogetherOnlyWhenTheyLieTogetherAndAreSoonDue) {
   EXPECT_TRUE(pair.a.settled());
 }
 
+// Allocations lie one behind the other, and CUDA refuses a copy that crosses from one into another.
+TEST_F(GpuLoopback, WritesOfSeveralBuffersNeverGoTogether) {
+  for (const bool share : {true, false}) {
+    SCOPED_TRACE(share);
+    const FabricSetup both = setup(0, 0, share);
+    Node a(both), b(both);
+    const TestLink link = join(a, b);
+    constexpr std::uint64_t kGranule = gpu::kAllocationGranule;
+    constexpr std::uint32_t kBuffers = 4;
+    std::vector<GpuBuffer> sources;
+    for (std::uint32_t i = 0; i < kBuffers; ++i) {
+      sources.push_back(buffer(a, 0, kGranule).value());
+      fill_random({sources[i].memory.data(), kGranule}, 40 + i);
+      if (i > 0) {
+        ASSERT_EQ(sources[i].memory.data(), sources[i - 1].memory.data() + kGranule);
+      }
+    }
+    GpuBuffer target = buffer(b, 1, kBuffers * kGranule).value();
+    std::memset(target.memory.data(), std::to_integer<int>(kPoison), kBuffers * kGranule);
+    const auto remote = import(a, link, target);
+    // The halves of each; the second half of one and the first of the next are neighbours, too.
+    constexpr std::uint32_t kHalf = kGranule / 2;
+    std::vector<Write> writes;
+    for (std::uint32_t i = 0; i < 2 * kBuffers; ++i)
+      writes.push_back(write_of(link, i, i, sources[i / 2], i % 2 * kHalf, *remote,
+                                i * std::uint64_t{kHalf}, kHalf));
+    const std::size_t before = driver_->copies();
+    ASSERT_EQ(a.endpoint->post(link.id, writes), writes.size());
+    ASSERT_TRUE(pump({&a}, [&] { return a.completed.size() + a.failed.size() == 2 * kBuffers; }));
+    EXPECT_TRUE(a.failed.empty());
+    EXPECT_EQ(driver_->copies() - before, kBuffers) << "what is of one buffer goes together";
+    for (std::uint32_t i = 0; i < kBuffers; ++i) {
+      EXPECT_EQ(
+          0, std::memcmp(target.memory.data() + i * kGranule, sources[i].memory.data(), kGranule));
+    }
+  }
+}
+
 TEST_F(GpuLoopback, AWriteThatStartsMuchLaterIsNotCopiedYet) {
   Pair pair(*this, setup(1e9, 0), 1 << 20);
   const std::uint64_t start = now_;
@@ -305,6 +343,25 @@ TEST_F(GpuLoopback, DeregisteringWaitsForCopiesOfThisProcessAndStopsLaterOnes) {
   pair.a.poll();
   EXPECT_TRUE(pair.a.failed.contains(2));
   EXPECT_EQ(driver_->copies(), 1u);
+}
+
+TEST_F(GpuLoopback, WhatAGpuStillReadsStaysUntilItsEndpointEnds) {
+  for (const bool share : {true, false}) {
+    SCOPED_TRACE(share);
+    Pair pair(*this, setup(0, 0, share));
+    driver_->hold = true;
+    const Write one = pair.write(0, 1, 0, 0, 1000);
+    ASSERT_EQ(pair.post({&one, 1}), 1u);
+    pair.a.poll();
+    ASSERT_EQ(driver_->copies(), share ? 1u : 2u);
+    const std::size_t views = driver_->views();
+    pair.source.region.reset();
+    EXPECT_EQ(driver_->views(), views) << "the GPU has not begun";
+    pair.a.endpoint.reset();
+    EXPECT_LT(driver_->views(), views);
+    driver_->hold = false;
+  }
+  EXPECT_EQ(driver_->views(), 0u);
 }
 
 TEST_F(GpuLoopback, AGpuThatFailsFailsItsWritesAndNoOthers) {

@@ -28,15 +28,15 @@ namespace mk::gpu::test {
 
 /// What all processes of a host have in common.
 struct FakeMachine {
-  /// Whole pages of a memory file, which is the memory's dmabuf, too.
+  /// Whole pages of a memory file, which is the memory's dmabuf, too. At `place`; null: anywhere.
   struct Block {
-    explicit Block(std::size_t size)
-        : file(::memfd_create("fake-gpu-memory", MFD_CLOEXEC)),
-          length((size + 4095) / 4096 * 4096) {
+    Block(std::size_t size, std::byte* place)
+        : file(::memfd_create("fake-gpu-memory", MFD_CLOEXEC)), length(pages_of(size)) {
+      const int flags = MAP_SHARED | (place != nullptr ? MAP_FIXED : 0);
       void* const mapped =
           ::ftruncate(file.get(), static_cast<off_t>(length)) != 0
               ? MAP_FAILED
-              : ::mmap(nullptr, length, PROT_READ | PROT_WRITE, MAP_SHARED, file.get(), 0);
+              : ::mmap(place, length, PROT_READ | PROT_WRITE, flags, file.get(), 0);
       if (mapped == MAP_FAILED) throw std::bad_alloc();
       bytes = {static_cast<std::byte*>(mapped), size};
     }
@@ -50,6 +50,27 @@ struct FakeMachine {
     int views = 0;
     bool freed = false;
   };
+  static std::size_t pages_of(std::size_t size) { return (size + 4095) / 4096 * 4096; }
+  ~FakeMachine() {
+    if (arena != nullptr) ::munmap(arena, kArenaBytes);
+  }
+  /// The next block: one directly behind the other, as CUDA places them.
+  std::shared_ptr<Block> make_block(std::size_t size) {
+    if (arena == nullptr) {
+      void* const mapped = ::mmap(nullptr, kArenaBytes, PROT_NONE,
+                                  MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+      if (mapped == MAP_FAILED) throw std::bad_alloc();
+      arena = static_cast<std::byte*>(mapped);
+    }
+    if (pages_of(size) > kArenaBytes - used) return std::make_shared<Block>(size, nullptr);
+    std::byte* const place = arena + used;
+    used += pages_of(size);
+    return std::make_shared<Block>(size, place);
+  }
+
+  static constexpr std::size_t kArenaBytes = std::size_t{1} << 30;
+  std::byte* arena = nullptr;
+  std::size_t used = 0;
   std::mutex mutex;
   int devices = 2;
   std::uint64_t next_handle = 1;
@@ -131,7 +152,7 @@ class FakeDriver final : public Driver {
 
   Result<std::byte*> allocate(int, std::uint64_t bytes) override {
     const std::lock_guard lock(machine_->mutex);
-    auto block = std::make_shared<FakeMachine::Block>(bytes);
+    auto block = machine_->make_block(bytes);
     std::byte* const memory = block->bytes.data();
     allocations_.emplace(memory, std::move(block));
     return memory;
@@ -228,6 +249,8 @@ class FakeDriver final : public Driver {
               std::uint64_t bytes) override {
     const std::lock_guard lock(machine_->mutex);
     if (fail_copies) return fail(ErrorCode::kSystem, "the fake driver copies nothing");
+    if (leaves_its_memory(from, bytes) || leaves_its_memory(to, bytes))
+      return fail(ErrorCode::kSystem, "CUDA_ERROR_INVALID_VALUE");
     ++copies_;
     return submit(stream, {to, from, bytes, 0});
   }
@@ -254,6 +277,17 @@ class FakeDriver final : public Driver {
   std::size_t locked(F&& f) const {
     const std::lock_guard lock(machine_->mutex);
     return f();
+  }
+  /// Whether the range begins in an allocation, and ends beyond it: as CUDA sees it.
+  bool leaves_its_memory(const std::byte* begin, std::uint64_t bytes) const {
+    const auto leaves = [&](const auto& blocks) {
+      auto found = blocks.upper_bound(const_cast<std::byte*>(begin));
+      if (found == blocks.begin()) return false;
+      const FakeMachine::Block& block = *(--found)->second;
+      const auto at = static_cast<std::uint64_t>(begin - block.bytes.data());
+      return at < block.length && bytes > block.length - at;
+    };
+    return leaves(allocations_) || leaves(views_);
   }
   Status submit(Stream stream, const Work& work) {
     if (hold) {

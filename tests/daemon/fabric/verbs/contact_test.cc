@@ -118,8 +118,7 @@ TEST_F(VerbsContact, WhatAPeerSaysOfAnotherChangesNothing) {
   EXPECT_TRUE(Busy(b, a, joined(b, 1, a, 0)).arrives(b, a));
   EXPECT_TRUE(Busy(a, b, joined(a, 0, b, 1)).arrives(a, b)) << "it is where it was";
   const auto goes_on = [](const Busy& busy, Node& from, Node& to) {
-    const Write write =
-        make_write(busy.link, 77, 1, 777, busy.source, 0, *busy.remote, 0, busy.number);
+    const Write write = make_write(busy.link, 77, 1, 777, busy.source, 0, *busy.remote, 0, 4097);
     return post_all(from, busy.link.id, {&write, 1}, {&from, &to}) &&
            pump({&from, &to}, [&] { return to.flag(77) == 1 || from.failed.contains(777); }) &&
            to.flag(77) == 1;

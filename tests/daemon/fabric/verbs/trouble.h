@@ -54,8 +54,10 @@ class VerbsTrouble : public testing::Test {
   }
 };
 
-/// A link of `a` to `b` with a write of `bytes` under way or done.
+/// A link of `a` to `b` with a write of `bytes` under way or done. It has a flag and a cookie that
+/// are no other write's.
 struct Busy {
+  static constexpr std::uint32_t kFlag = kTestFlags - 1;
   Busy(Node& a, Node& b, std::uint32_t bytes = 100'000) : Busy(a, b, join(a, b), bytes) {}
   Busy(Node& a, Node& b, TestLink joined, std::uint32_t bytes = 100'000)
       : link(std::move(joined)),
@@ -64,13 +66,14 @@ struct Busy {
         remote(import(a, link, target)) {
     fill_random({source.data(), bytes}, bytes);
     static std::uint32_t made = 0;
-    number = made++ % 100 + 1;  // an immediate has but a few bits of an epoch
-    const Write write = make_write(link, 5, number, number, source, 0, *remote, 0, bytes);
+    number = made % 100 + 1;  // an immediate has but a few bits of an epoch
+    cookie = 1'000'000 + made++;
+    const Write write = make_write(link, kFlag, number, cookie, source, 0, *remote, 0, bytes);
     posted = post_all(a, link.id, {&write, 1}, {&a, &b});
   }
   bool arrives(Node& a, Node& b) const {
-    const auto there = [&] { return b.flag(5) == number && a.completed.contains(number); };
-    return posted && pump({&a, &b}, [&] { return there() || a.failed.contains(number); }) &&
+    const auto there = [&] { return b.flag(kFlag) == number && a.completed.contains(cookie); };
+    return posted && pump({&a, &b}, [&] { return there() || a.failed.contains(cookie); }) &&
            there() && std::memcmp(source.data(), target.data(), target.bytes()) == 0;
   }
 
@@ -78,7 +81,8 @@ struct Busy {
   Memory source;
   Memory target;
   std::unique_ptr<RemoteRegion> remote;
-  std::uint32_t number = 0;  ///< epoch and cookie
+  std::uint32_t number = 0;  ///< its epoch
+  std::uint64_t cookie = 0;
   bool posted = false;
 };
 
