@@ -4,6 +4,7 @@
 #include <cmath>
 #include <optional>
 
+#include "kernels/comm/plan_tools.h"
 #include "kernels/ops/ring/spec.h"
 #include "kernels/plan/accounted.h"
 #include "kernels/plan/cluster.h"
@@ -182,6 +183,8 @@ const Candidate* cheapest(const Problem& problem, const Machine& machine,
 }
 
 Result<Choice> choose(const Problem& problem, const Machine& machine, const Tuned* tuned) {
+  // Before anything is divided by it.
+  MK_RETURN_IF_ERROR(check_world(name_of(problem.op), problem.nodes, problem.locals));
   // They were measured by ranks with a whole GPU each.
   if (tuned != nullptr && blocks_of_rank(problem, machine) >= machine.sms) {
     if (const TunedEntry* entry = tuned->find(problem, machine.name)) {

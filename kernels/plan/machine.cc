@@ -1,7 +1,9 @@
 #include "kernels/plan/machine.h"
 
+#include <algorithm>
 #include <cmath>
 #include <fstream>
+#include <iterator>
 #include <nlohmann/json.hpp>
 #include <span>
 #include <sstream>
@@ -105,18 +107,15 @@ std::span<const Number> numbers_of(MachineKind kind) {
                                    : std::span<const Number>(kCpuNumbers);
 }
 
-// What something is divided by.
-constexpr const char* kGpuDivisors[] = {
-    "link_gb_s",      "rows_link_gb_s",  "hbm_gb_s",       "network_gb_s",   "engine_gb_s",
-    "sums_link_gb_s", "step_us_256",     "step_us_128",    "step_us_64",     "overlap_ag",
-    "overlap_rs",     "overlap_ar",      "link_sharpness", "power_after_us", "weights_gb_s",
-    "sockets_gb_s",   "attention_share", "weights_sm_gb_s"};
-constexpr const char* kCpuDivisors[] = {"cpu_gflops", "cpu_f32_gflops", "network_gb_s",
-                                        "cpu_memory_gb_s", "cpu_network_in_turns_gb_s"};
+// What something is divided by, besides rates; exponents among them.
+constexpr std::string_view kDivisors[] = {
+    "step_us_256",       "step_us_128",     "step_us_64",      "step_us_64_rows", "overlap_ag",
+    "overlap_rs",        "overlap_ar",      "weights_overlap", "link_sharpness",  "power_after_us",
+    "overlap_accounted", "attention_share", "experts_share"};
 
-std::span<const char* const> divisors_of(MachineKind kind) {
-  return kind == MachineKind::kGpu ? std::span<const char* const>(kGpuDivisors)
-                                   : std::span<const char* const>(kCpuDivisors);
+bool must_be_more_than_0(std::string_view key) {
+  return key.ends_with("_gb_s") || key.ends_with("gflops") ||
+         std::find(std::begin(kDivisors), std::end(kDivisors), key) != std::end(kDivisors);
 }
 
 constexpr std::uint32_t kSmsMax = 4096;
@@ -161,9 +160,9 @@ Result<Machine> machine_of(const nlohmann::json& json, std::string_view source) 
       return fail(ErrorCode::kInvalidArgument, "{}: a {} has no '{}'; remove it, or mend its name",
                   source, kind->get<std::string>(), key);
   }
-  for (const char* key : divisors_of(machine.kind)) {
-    if (json[key].get<double>() > 0) continue;
-    return fail(ErrorCode::kInvalidArgument, "{}: '{}' is 0; it must be more", source, key);
+  for (const Number& number : numbers_of(machine.kind)) {
+    if (machine.*number.place > 0 || !must_be_more_than_0(number.key)) continue;
+    return fail(ErrorCode::kInvalidArgument, "{}: '{}' is 0; it must be more", source, number.key);
   }
   return machine;
 }

@@ -139,6 +139,36 @@ TEST(AttentionReference, FindsOnAGpuOneKeyTooManyOrTooFewByTheLogSumExp) {
   }
 }
 
+// With random values the roundings of weights cancel, and the output itself shows values that are
+// not those of their keys. The LSE cannot.
+TEST(AttentionReference, FindsOnAGpuWrongValuesOfALongSequence) {
+  constexpr std::uint64_t kQueries = 8;
+  for (DataType type : {DataType::kBf16, DataType::kF16}) {
+    AttentionProblem problem = problem_of(8192, false, type);
+    problem.tile_keys = AttentionProblem::gpu_tile_keys(64);
+    problem.on_gpu = problem.random = true;
+    const std::uint64_t first = problem.sequence - kQueries;
+    const Direct direct(problem, [&](std::uint64_t i, std::uint64_t) { return i >= first; });
+    const auto compared_with = [&](const Elements& v) {
+      const std::uint64_t row = first * problem.query_heads;
+      auto result = AttentionReference(problem, direct.k.data(), v.data())
+                        .compare(first, kQueries, direct.q.data() + row * 64,
+                                 direct.out.data() + row * 64, direct.lse.data() + row);
+      result.out.judge_mean();
+      return result;
+    };
+    const auto right = compared_with(direct.v);
+    EXPECT_EQ(0u, right.out.wrong);
+    EXPECT_EQ(kQueries * 2 * 64, right.out.in_mean);
+    EXPECT_LT(right.out.squares, right.out.squares_most / 2);
+    Elements other = direct.v;  // 16 keys of 8192 have their neighbours' values
+    std::rotate(other.begin() + 64 * 1024, other.begin() + 64 * 1025, other.begin() + 64 * 1040);
+    const auto wrong = compared_with(other);
+    EXPECT_EQ(wrong.out.compared, wrong.out.wrong);
+    EXPECT_EQ(0u, wrong.lse.wrong);
+  }
+}
+
 TEST(AttentionReference, FindsOnAGpuASwappedRowAndZeros) {
   AttentionProblem problem = problem_of(120, false, DataType::kBf16);
   problem.on_gpu = true;

@@ -1,6 +1,6 @@
 /// \file
-/// How GEMM+Combine on GPUs is judged: float64 on the GPU, with the bound of
-/// kernels/ops/combine/README.md for every element.
+/// How GEMM+Combine on GPUs is judged: float64 on the GPU, with a bound for every element, which is
+/// that of kernels/ops/combine/README.md with |p| at its most, S.
 #pragma once
 
 #include <cuda_runtime_api.h>

@@ -96,8 +96,10 @@ def combined(rows, residual, features, top_k, nodes, dtype):
     """(exact, allowed error) of a token's sum over `rows` (weight, row, expert's weights) and its residual: the bound of kernels/ops/combine/README.md."""
     half, tiny = ROUNDING[dtype]
     exact = sum((float(weight) * (row @ expert) for weight, row, expert in rows), residual)
-    size = sum((abs(float(weight)) * (abs(row) @ abs(expert)) for weight, row, expert in rows), abs(residual))
-    error = ((1 + _sum_error(features + top_k + nodes + 1)) * (1 + half) ** 2 - 1) * size + (top_k + nodes) * tiny
+    size = sum((abs(float(weight) * (row @ expert)) for weight, row, expert in rows), 0 * abs(residual))
+    off = sum((abs(float(weight)) * _sum_error(features) * (abs(row) @ abs(expert)) for weight, row, expert in rows), 0 * abs(residual))
+    added = _sum_error(top_k + nodes + 1)
+    error = off + ((1 + added) * (1 + half) ** 2 - 1) * (size + off) + added * abs(residual) + (top_k + nodes) * tiny
     return exact, error + half * (abs(exact) + error) + tiny
 
 

@@ -2,6 +2,7 @@
 
 #include "client/tools/mkrun/operators.h"
 #include "client/tools/numeric/gemm_reference.h"
+#include "client/tools/numeric/hash.h"
 #include "mkernel/mkernel.h"
 
 namespace mk::tools {
@@ -165,6 +166,7 @@ class SumWork : public GemmWork {
     const RowRange own = share(rows, rank_);
     Elements c((whole ? rows : own.count) * n_, 0xffff);  // NaN, until the operator writes it
     MK_ASSIGN_OR_RETURN(const LaunchStats stats, launch_with(op_, a, own_b_, own_bias_, c, rows));
+    if (whole && job_.check) copy_hash_ = hash_of(raw(c));
     const std::uint64_t skip = whole ? own.first * n_ : 0;
     c_.assign(c.begin() + static_cast<std::ptrdiff_t>(skip),
               c.begin() + static_cast<std::ptrdiff_t>(skip + own.count * n_));
@@ -189,9 +191,11 @@ class SumWork : public GemmWork {
     }
     return reference.compare(c_.data());
   }
+  std::uint64_t copy_hash() const override { return copy_hash_; }
 
  private:
   Operator op_;
+  std::uint64_t copy_hash_ = 0;  ///< of the whole sum, if every rank has it
   RowRange own_k_;
   Elements own_b_, own_bias_;
   Elements c_;  ///< this rank's rows

@@ -132,6 +132,23 @@ Result<SafetensorsWriter> open_output(const JobOptions& options, const Job& job)
                                    std::move(rules));
 }
 
+void JobResult::add(const std::vector<LaunchDone>& ranks) {
+  std::uint64_t slowest_ns = 0;
+  bool alike = true;
+  for (const LaunchDone& done : ranks) {
+    slowest_ns = std::max(slowest_ns, done.total_ns);
+    network_bytes += done.network_bytes;
+    nonfinite_partials += done.nonfinite_partials;
+    compared += done.compared;
+    wrong += done.wrong;
+    alike = alike && done.copy_hash == ranks.front().copy_hash;
+    worst_ratio = std::max(worst_ratio, done.worst_ratio);
+  }
+  ++launches;
+  total_ns += slowest_ns;
+  if (!alike) ++unlike;
+}
+
 Result<JobResult> run_job(const JobOptions& options, const Job& job, SafetensorsWriter& writer,
                           const std::function<void(std::uint64_t)>& progress) {
   LocalJobOptions local;
@@ -153,23 +170,14 @@ Result<JobResult> run_job(const JobOptions& options, const Job& job, Safetensors
   for (std::uint64_t first = 0; first < job.rows; first += job.rows_per_launch) {
     const std::string what = fmt::format("rows {} on", first);
     MK_ASSIGN_OR_RETURN(const auto reports, ranks.read_reports(patience, what));
-    std::uint64_t slowest_ns = 0;
-    for (const auto& report : reports) {
-      const auto done = report.get<LaunchDone>();
-      slowest_ns = std::max(slowest_ns, done.total_ns);
-      result.network_bytes += done.network_bytes;
-      result.nonfinite_partials += done.nonfinite_partials;
-      result.compared += done.compared;
-      result.wrong += done.wrong;
-      result.worst_ratio = std::max(result.worst_ratio, done.worst_ratio);
-    }
-    ++result.launches;
-    result.total_ns += slowest_ns;
+    std::vector<LaunchDone> done;
+    for (const auto& report : reports) done.push_back(report.get<LaunchDone>());
+    result.add(done);
     progress(std::min(first + job.rows_per_launch, job.rows));
   }
   MK_RETURN_IF_ERROR(ranks.finish_ranks(patience));
   MK_RETURN_IF_ERROR(ranks.stop_daemons());
-  if (result.wrong == 0) MK_RETURN_IF_ERROR(writer.publish());
+  if (result.right()) MK_RETURN_IF_ERROR(writer.publish());
   return result;
 }
 

@@ -49,10 +49,11 @@ struct LaunchDone {
   std::uint64_t total_ns = 0, network_bytes = 0;
   std::uint64_t nonfinite_partials = 0;  ///< see LaunchStats
   std::uint64_t compared = 0, wrong = 0;
+  std::uint64_t copy_hash = 0;  ///< RankWork::copy_hash
   double worst_ratio = 0;
 };
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(LaunchDone, total_ns, network_bytes, nonfinite_partials,
-                                   compared, wrong, worst_ratio)
+                                   compared, wrong, copy_hash, worst_ratio)
 
 struct JobOptions {
   std::string op;
@@ -81,7 +82,12 @@ struct JobResult {
   std::uint64_t launches = 0, total_ns = 0, network_bytes = 0;
   std::uint64_t nonfinite_partials = 0;
   std::uint64_t compared = 0, wrong = 0;
+  std::uint64_t unlike = 0;  ///< launches after which ranks' copies of the same thing differed
   double worst_ratio = 0;
+
+  bool right() const { return wrong == 0 && unlike == 0; }
+  /// One launch, as all ranks report it.
+  void add(const std::vector<LaunchDone>& ranks);
 };
 
 /// Starts daemons (unless joined) and ranks, and waits. The output file appears when all of it is

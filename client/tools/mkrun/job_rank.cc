@@ -38,6 +38,7 @@ Status run_job_rank(const Job& job, std::uint32_t rank, const std::string& socke
       done.nonfinite_partials = stats.nonfinite_partials;
       if (job.check) {
         const Comparison comparison = work->check();
+        done.copy_hash = work->copy_hash();
         done.compared = comparison.compared;
         done.wrong = comparison.wrong;
         done.worst_ratio = std::min(comparison.worst_ratio, 1e30);  // JSON has no infinity

@@ -60,7 +60,9 @@ int operator_main(const JobOptions& options) {
     print_out("check: {} of {} elements outside their bound; {}\n", result->wrong, result->compared,
               worst);
   }
-  if (result->wrong != 0) {
+  if (result->unlike != 0)
+    print_out("check: the ranks' copies of the result differ after {} launches\n", result->unlike);
+  if (!result->right()) {
     return report_error({ErrorCode::kInternal, "the result is wrong; nothing was written"}, 1);
   }
   print_out("wrote {} ('{}')\n", job->out.file, job->out.name);

@@ -64,7 +64,8 @@ class WorkTensors {
     MK_RETURN_IF_ERROR(matrices_->put(place, std::as_bytes(std::span(elements))));
     return matrices_->at(place);
   }
-  Status get(std::size_t place, Elements& elements) const {
+  template <class Element>
+  Status get(std::size_t place, std::vector<Element>& elements) const {
     return matrices_->get(place, std::as_writable_bytes(std::span(elements)));
   }
   /// What an operator has there, after a `put`.
@@ -90,6 +91,8 @@ class RankWork {
   virtual Status write(SafetensorsPart& out) = 0;
   /// The same, against float64.
   virtual Comparison check() = 0;
+  /// Ranks have the same result where this is the same, of a launch that is checked; 0: not known.
+  virtual std::uint64_t copy_hash() const { return 0; }
 };
 
 class JobOperator {

@@ -77,8 +77,15 @@ class RingWork : public RankWork {
       for (const OwnPart& part : own_) input.rows += part.rows.count;
     }
     MK_ASSIGN_OR_RETURN(void* const out, there_.put(3, out_));
-    MK_ASSIGN_OR_RETURN(const LaunchStats stats, op_.launch(input, {.out = out}, rows));
+    RingAttention::Output output{.out = out};
+    if (job_.check) {
+      lse_.assign(out_.size() / job_.out_shape[2], std::nanf(""));
+      MK_ASSIGN_OR_RETURN(void* const lse, there_.put(5, lse_));
+      output.lse = static_cast<float*>(lse);
+    }
+    MK_ASSIGN_OR_RETURN(const LaunchStats stats, op_.launch(input, output, rows));
     MK_RETURN_IF_ERROR(there_.get(3, out_));
+    if (job_.check) MK_RETURN_IF_ERROR(there_.get(5, lse_));
     return stats;
   }
   Status write(SafetensorsPart& out) override {
@@ -101,9 +108,12 @@ class RingWork : public RankWork {
                                          v_.rows(sequence.first, sequence.count, type_).data());
       for (; part != own_.end() && part->sequence.first == sequence.first; ++part) {
         const RowRange& rows = part->rows;
-        result.add(
-            reference.compare(rows.first, rows.count, own_q_.data() + at, out_.data() + at, nullptr)
-                .out);
+        const auto found =
+            reference.compare(rows.first, rows.count, own_q_.data() + at, out_.data() + at,
+                              lse_.data() + at / job_.out_shape[2]);
+        result.add(found.out);
+        // On GPUs it shows a missing key that the bound of the output has room for.
+        result.add(found.lse);
         at += rows.count * row_elements_;
       }
     }
@@ -146,6 +156,7 @@ class RingWork : public RankWork {
   std::vector<std::uint32_t> starts_;
   Elements own_q_;
   Elements out_;
+  std::vector<float> lse_;  ///< of a launch that is checked
 };
 
 class Ring : public JobOperator {

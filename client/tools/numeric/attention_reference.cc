@@ -4,6 +4,8 @@
 #include <cmath>
 #include <limits>
 
+#include "client/tools/numeric/gemm_reference.h"
+
 namespace mk::tools {
 namespace {
 
@@ -27,6 +29,7 @@ struct AttentionReference::Query {
   std::vector<double> scores;
   std::vector<double> out;
   std::vector<double> magnitude;  ///< on a GPU: A
+  std::vector<double> squares;    ///< on a GPU, of random values: R^2
   double lse = 0;
   double sum = 0;           ///< of exp(t_j - max t)
   double weight_error = 0;  ///< E + G (1 + E); on a GPU: E
@@ -149,6 +152,11 @@ void AttentionReference::evaluate(std::uint64_t position, std::uint32_t head,
 
   query.out.assign(dim, 0.0);
   query.magnitude.assign(problem_.on_gpu ? dim : 0, 0.0);
+  query.squares.assign(problem_.on_gpu && problem_.random ? dim : 0, 0.0);
+  const double weights_sum =  // on a GPU: H
+      (static_cast<double>(problem_.tile_keys) / 4 + tiles + 4) * 0x1p-23;
+  query.sum_error = weights_sum + tensor_core_error(seen) + 1.01 * 0x1p-22 * tiles;
+  const double each = unit_roundoff(problem_.type) + query.sum_error;
   double sum = 0;
   double weighted_error = 0;
   double worst_exponent = 0;
@@ -170,16 +178,17 @@ void AttentionReference::evaluate(std::uint64_t position, std::uint32_t head,
     double* const magnitude = query.magnitude.data();
     for (std::uint64_t i = 0; i < query.magnitude.size(); ++i)
       magnitude[i] += weight * std::fabs(double{value[i]});
+    const double moved = weight * (std::expm1(exponent) + each);
+    for (std::uint64_t i = 0; i < query.squares.size(); ++i)
+      query.squares[i] += moved * moved * double{value[i]} * double{value[i]};
   }
   for (double& element : query.out) element /= sum;
   for (double& element : query.magnitude) element /= sum;
+  for (double& element : query.squares) element /= sum * sum;
   query.sum = sum;
   query.lse = largest + std::log(sum);
   if (problem_.on_gpu) {
-    const double b = static_cast<double>(problem_.tile_keys);
-    const double weights_sum = (b / 4 + tiles + 4) * 0x1p-23;
     query.weight_error = weighted_error / sum;
-    query.sum_error = weights_sum + tensor_core_error(seen) + 1.01 * 0x1p-22 * tiles;
     query.lse_bound =
         kSecondOrder *
         (-std::log1p(-std::min(0.5, query.weight_error + weights_sum)) + worst_score_error +
@@ -196,14 +205,28 @@ void AttentionReference::evaluate(std::uint64_t position, std::uint32_t head,
 
 /// Before the last rounding; `largest` of the values.
 double AttentionReference::bound_on_gpu(const Query& query, std::uint64_t i, double largest) const {
-  const double subnormal_weights =
-      problem_.type == DataType::kF16
-          ? 0x1p-25 * static_cast<double>(query.scores.size()) * largest / query.sum
-          : 0;
-  return kSecondOrder *
-         (query.weight_error * largest +
-          (unit_roundoff(problem_.type) + query.sum_error) * query.magnitude[i] +
-          std::fabs(query.out[i]) * (query.weight_error + query.sum_error) + subnormal_weights);
+  const double keys = static_cast<double>(query.scores.size());
+  const double subnormal = problem_.type == DataType::kF16 ? 0x1p-25 * largest / query.sum : 0;
+  const double worst = query.weight_error * largest +
+                       (unit_roundoff(problem_.type) + query.sum_error) * query.magnitude[i] +
+                       subnormal * keys;
+  const double random = problem_.random
+                            ? kWidest * std::sqrt(query.squares[i] + subnormal * subnormal * keys)
+                            : worst;
+  return kSecondOrder * (std::min(worst, random) +
+                         std::fabs(query.out[i]) * (query.weight_error + query.sum_error));
+}
+
+/// The mean square of the error, if values are random; 0: not known.
+double AttentionReference::mean_on_gpu(const Query& query, std::uint64_t i, double largest) const {
+  if (!problem_.on_gpu || !problem_.random) return 0;
+  const double subnormal = problem_.type == DataType::kF16 ? 0x1p-25 * largest / query.sum : 0;
+  const double out = std::fabs(query.out[i]);
+  const double before = std::sqrt(query.squares[i]) +
+                        subnormal * std::sqrt(static_cast<double>(query.scores.size())) +
+                        out * (query.weight_error + query.sum_error);
+  const double rounding = unit_roundoff(problem_.type) * out;
+  return kSecondOrder * kSecondOrder * (before * before + rounding * rounding);
 }
 
 AttentionReference::Result AttentionReference::compare(std::uint64_t first, std::uint64_t rows,
@@ -243,7 +266,8 @@ AttentionReference::Result AttentionReference::compare(std::uint64_t first, std:
         }
         bound += unit * (std::fabs(exact) + bound) + subnormal;
         const Outcome right = query.values.empty() ? Outcome::finite() : query.values[i];
-        result.out.add(index * dim + i, element(i), exact, bound, right);
+        result.out.add(index * dim + i, element(i), exact, bound, right,
+                       mean_on_gpu(query, i, largest[i]));
       }
       if (lse != nullptr) result.lse.add(index, double{lse[index]}, query.lse, query.lse_bound);
     }

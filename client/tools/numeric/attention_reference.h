@@ -41,6 +41,14 @@
 /// each times 1.05 for second-order terms; O is then rounded. The worst case of v A says little of
 /// a long sequence, in which roundings cancel: there the LSE shows a key too many or too few.
 ///
+/// Values with signs like coin tosses (AttentionProblem::random) say more. Scores, and so the
+/// errors of weights, know nothing of those signs. As in gemm_reference.h, sums over keys then are
+/// at most ten times the root of their terms' squares:
+///
+///     |O' - O| <= 10 R + |O| (E + G), R^2 = sum w_j^2 (|e_j| + v + G)^2 v_j^2,
+///
+/// for f16 with 2^-25 sqrt(n) V / (...) in R, and in the mean without the ten.
+///
 /// Only keys that the query sees count, whatever the others are. A score that is a NaN or +infinity
 /// makes all of the query's results NaN; -infinity gives the key no weight; where all scores are
 /// -infinity, O is NaN and the LSE -infinity. A value that is not finite has its usual effect, but
@@ -67,6 +75,7 @@ struct AttentionProblem {
   std::uint32_t tile_keys = 128;  ///< B
   std::uint64_t tiles = 1;        ///< T, at most
   bool on_gpu = false;            ///< by tensor cores
+  bool random = false;            ///< values have signs like coin tosses
 
   /// T for a sequence in `parts` parts of about the same size, whose tiles straddle none.
   static constexpr std::uint64_t tiles_over(std::uint64_t sequence, std::uint64_t parts,
@@ -100,6 +109,7 @@ class AttentionReference {
   void evaluate(std::uint64_t position, std::uint32_t head, const std::uint16_t* q,
                 Query& query) const;
   double bound_on_gpu(const Query& query, std::uint64_t i, double largest) const;
+  double mean_on_gpu(const Query& query, std::uint64_t i, double largest) const;
   bool evaluate_special(std::uint64_t seen, std::uint64_t key_head, double norm,
                         Query& query) const;
 

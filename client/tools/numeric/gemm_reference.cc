@@ -50,6 +50,25 @@ bool all_finite(const std::uint16_t* elements, std::uint64_t count, DataType typ
                      [exponent](std::uint16_t bits) { return (bits & exponent) != exponent; });
 }
 
+/// One row's or column's, over its finite elements.
+struct NormSums {
+  double square = 0, fourth = 0;
+  void add(double element) {
+    if (!std::isfinite(element)) return;
+    square += element * element;
+    fourth += element * element * element * element;
+  }
+};
+void roots_of(const std::vector<NormSums>& sums, std::vector<double>* norm2,
+              std::vector<double>* norm4) {
+  for (const NormSums& sum : sums) {
+    norm2->push_back(std::sqrt(sum.square));
+    norm4->push_back(std::sqrt(std::sqrt(sum.fourth)));
+  }
+}
+
+double silu_of(double x) { return x / (1 + std::exp(-x)); }
+
 AddProduct widest_add_product() {
   if (__builtin_cpu_supports("avx512f")) return add_product_avx512;
   if (__builtin_cpu_supports("avx2")) return add_product_avx2;
@@ -60,6 +79,10 @@ AddProduct widest_add_product() {
 
 std::uint32_t share_of_cores(std::uint32_t ranks) {
   return std::max(1u, std::thread::hardware_concurrency() / std::max(1u, ranks));
+}
+
+double sum_size(double p, double magnitudes, double squares) {
+  return std::min(magnitudes, std::fabs(p) + kWidest * std::sqrt(squares));
 }
 
 GemmReference::GemmReference(std::uint64_t rows, std::uint64_t n, std::uint32_t nodes,
@@ -73,7 +96,8 @@ GemmReference::GemmReference(std::uint64_t rows, std::uint64_t n, std::uint32_t 
       sum_(rows * n),
       node_(rows * n),
       magnitude_p_(rows * n),
-      magnitude_q_(rows * n) {}
+      magnitude_q_(rows * n),
+      squares_(rounds_partials() ? rows * n : 0) {}
 
 /// B in float64, and its magnitudes where they are wanted.
 struct GemmReference::Factors {
@@ -107,9 +131,24 @@ void GemmReference::add_rank(const std::uint16_t* a, const std::uint16_t* b, std
     }
     add_rows(a, wide, k, 0, std::min(rows_, each));
   }
-  accumulation_ += gamma * terms;
+  add_norms(a, wide, k, gamma);
   if (careful_) follow_partials(gamma, terms >= kOverflowFp32);
   if (++ranks_ % locals_ == 0) close_node();
+}
+
+void GemmReference::add_norms(const std::uint16_t* a, const Factors& b, std::uint64_t k,
+                              double gamma) {
+  std::vector<NormSums> rows(rows_), columns(n_);
+  for (std::uint64_t row = 0; row < rows_; ++row)
+    for (std::uint64_t i = 0; i < k; ++i) rows[row].add(to_float(type_, a[row * k + i]));
+  for (std::uint64_t i = 0; i < k; ++i)
+    for (std::uint64_t j = 0; j < n_; ++j) columns[j].add(b.values[i * n_ + j]);
+  Norms& norms = norms_.emplace_back();
+  norms.gamma = gamma;
+  roots_of(rows, &norms.a2, &norms.a4);
+  roots_of(columns, &norms.b2, &norms.b4);
+  gamma_max_ = std::max(gamma_max_, gamma);
+  if (type_ == DataType::kBf16) flushed_ += static_cast<double>(k) * 0x1p-126;
 }
 
 void GemmReference::add_rows(const std::uint16_t* a, const Factors& b, std::uint64_t k,
@@ -125,6 +164,8 @@ void GemmReference::add_rows(const std::uint16_t* a, const Factors& b, std::uint
       node_[row * n_ + j] += product[j];
       magnitude_p_[row * n_ + j] += std::fabs(product[j]);
     }
+    for (std::uint64_t j = 0; j < n_ && !squares_.empty(); ++j)
+      squares_[row * n_ + j] += product[j] * product[j];
     if (!careful_) continue;
     std::copy(product.begin(), product.end(), product_.data() + row * n_);
     for (double& element : a_row) element = std::fabs(element);
@@ -139,7 +180,8 @@ void GemmReference::become_careful() {
   careful_ = true;
   product_.resize(rows_ * n_);
   product_terms_.resize(rows_ * n_);
-  node_error_.assign(rows_ * n_, accumulation_);
+  node_error_.resize(rows_ * n_);
+  for (std::uint64_t i = 0; i < rows_ * n_; ++i) node_error_[i] = accumulation(i).worst;
   node_magnitude_ = magnitude_p_;
   node_outcome_.assign(rows_ * n_, Outcome::finite());
   sum_outcome_.assign(rows_ * n_, Outcome::finite());
@@ -187,6 +229,7 @@ void GemmReference::close_node() {
     node_outcome_[i] = Outcome::finite();
   }
   for (std::uint64_t i = 0; i < rows_ * n_; ++i) {
+    if (rounds_partials() && locals_ > 1 && nodes_ > 1) squares_[i] += node_[i] * node_[i];
     sum_[i] += node_[i];
     magnitude_q_[i] += std::fabs(node_[i]);
     node_[i] = 0;
@@ -204,55 +247,94 @@ Outcome GemmReference::outcome(std::uint64_t i) const {
   return sum.then(Outcome::rounded(rounded.exact, rounded.error, overflow_threshold(type_)));
 }
 
+GemmReference::Accumulation GemmReference::accumulation(std::uint64_t i) const {
+  Accumulation all;
+  for (const Norms& rank : norms_) {
+    all.worst += rank.gamma * rank.a2[i / n_] * rank.b2[i % n_];
+    all.random += rank.gamma * rank.a4[i / n_] * rank.b4[i % n_];
+  }
+  return all;
+}
+
 GemmReference::Bounded GemmReference::total(std::uint64_t i) const {
   const double v = unit_roundoff(type_);
-  double first_order = accumulation_;
+  const Accumulation products = accumulation(i);
+  double rounded = 0;
   double roundings = 0;
   if (rounds_partials()) {
-    first_order += v * magnitude_p_[i];
+    rounded += v * magnitude_p_[i];
     roundings += nodes_ * locals_;
   }
-  if (locals_ > 1) first_order += kUnitRoundoffFp32 * locals_ * magnitude_p_[i];
+  double added = 0;
+  if (locals_ > 1) added += kUnitRoundoffFp32 * locals_ * magnitude_p_[i];
   if (rounds_partials() && locals_ > 1 && nodes_ > 1) {
-    first_order += v * magnitude_q_[i];
+    rounded += v * magnitude_q_[i];
     roundings += nodes_;
   }
-  if (nodes_ > 1) first_order += kUnitRoundoffFp32 * nodes_ * magnitude_q_[i];
-  Bounded sum{sum_[i], first_order * (1 + 4 * v) + half_smallest_unit(type_) * roundings};
+  if (nodes_ > 1) added += kUnitRoundoffFp32 * nodes_ * magnitude_q_[i];
+  const double first_order =
+      std::min(products.worst, gamma_max_ * magnitude_p_[i] + kWidest * products.random) + rounded +
+      added;
+  const double tiny = half_smallest_unit(type_) * roundings + flushed_;
+  Bounded sum{
+      sum_[i], first_order * (1 + 4 * v) + tiny,
+      std::hypot(products.random + added, v * std::sqrt(squares_.empty() ? 0 : squares_[i])) *
+              (1 + 4 * v) +
+          tiny};
   if (!bias_.empty()) {
     sum.exact += to_float(type_, bias_[i % n_]);
     sum.error += kUnitRoundoffFp32 * (std::fabs(sum.exact) + sum.error);
+    sum.spread += kUnitRoundoffFp32 * (std::fabs(sum.exact) + sum.spread);
   }
   return sum;
 }
 
-GemmReference::Bounded GemmReference::activated(const Bounded& gate, const Bounded& up) const {
+/// The error (a bound of it, or its spread) of what becomes of sums, from theirs.
+double GemmReference::moved(const Bounded& gate, const Bounded& up, double Bounded::*error) const {
   constexpr double kGeluSlope = 1.13;
   constexpr double kSiluSlope = 1.1;
-  const double x = gate.exact;
-  const double reach = std::fabs(x) + gate.error;
-  const double silu = x / (1 + std::exp(-x));
-  const double silu_moved = kSiluSlope * gate.error;
+  const double reach = std::fabs(gate.exact) + gate.*error;
+  const double silu = silu_of(gate.exact);
+  const double silu_moved = kSiluSlope * gate.*error;
   const double silu_error =
       silu_moved + std::ldexp(8 + 1.2 * reach, -23) * (std::fabs(silu) + silu_moved);
   switch (activation_) {
     case Activation::kNone:
-      break;
     case Activation::kRelu:
-      return {std::max(x, 0.0), gate.error};
+      break;
     case Activation::kGelu:
-      return {x * std::erfc(-x / std::sqrt(2.0)) / 2,
-              kGeluSlope * gate.error + std::ldexp(reach, -20)};
+      return kGeluSlope * gate.*error + std::ldexp(reach, -20);
     case Activation::kSilu:
-      return {silu, silu_error};
+      return silu_error;
     case Activation::kGatedSilu: {
-      const double product = silu * up.exact;
-      const double error =
-          silu_error * (std::fabs(up.exact) + up.error) + std::fabs(silu) * up.error;
-      return {product, error + kUnitRoundoffFp32 * (std::fabs(product) + error)};
+      const double both =
+          silu_error * (std::fabs(up.exact) + up.*error) + std::fabs(silu) * up.*error;
+      return both + kUnitRoundoffFp32 * (std::fabs(silu * up.exact) + both);
     }
   }
-  return gate;
+  return gate.*error;
+}
+
+GemmReference::Bounded GemmReference::activated(const Bounded& gate, const Bounded& up) const {
+  const double x = gate.exact;
+  Bounded result{x, moved(gate, up, &Bounded::error), moved(gate, up, &Bounded::spread)};
+  switch (activation_) {
+    case Activation::kNone:
+      break;
+    case Activation::kRelu:
+      result.exact = std::max(x, 0.0);
+      break;
+    case Activation::kGelu:
+      result.exact = x * std::erfc(-x / std::sqrt(2.0)) / 2;
+      break;
+    case Activation::kSilu:
+      result.exact = silu_of(x);
+      break;
+    case Activation::kGatedSilu:
+      result.exact = silu_of(x) * up.exact;
+      break;
+  }
+  return result;
 }
 
 GemmReference::Bounded GemmReference::result(std::uint64_t i) const {
@@ -261,6 +343,7 @@ GemmReference::Bounded GemmReference::result(std::uint64_t i) const {
   if (activation_ != Activation::kNone)
     sum = activated(sum, activation_ == Activation::kGatedSilu ? total(i + 1) : sum);
   sum.error += v * (std::fabs(sum.exact) + sum.error) + half_smallest_unit(type_);
+  sum.spread = std::hypot(sum.spread, v * sum.exact) * (1 + 4 * v) + half_smallest_unit(type_);
   return sum;
 }
 
@@ -269,8 +352,10 @@ Comparison GemmReference::compare(const std::uint16_t* c) const {
   const std::uint64_t step = activation_ == Activation::kGatedSilu ? 2 : 1;
   for (std::uint64_t i = 0; i < rows_ * n_; i += step) {
     const Bounded expected = this->result(i);
-    result.add(i, to_float(type_, c[i / step]), expected.exact, expected.error, outcome(i));
+    result.add(i, to_float(type_, c[i / step]), expected.exact, expected.error, outcome(i),
+               random_ ? expected.spread * expected.spread : 0);
   }
+  result.judge_mean();
   return result;
 }
 

@@ -17,17 +17,29 @@ std::uint32_t steps(std::uint32_t from, std::uint32_t to, std::uint32_t circle) 
   return (to + circle - from) % circle;
 }
 
-/// A column of a product in float64, and the size of its terms.
+/// A column of a product in float64, and the sizes of its terms.
 struct Dot {
   double exact = 0;
-  double size = 0;
-  double off = 0;  ///< by how much it may be off
+  double size = 0;     ///< sum of magnitudes
+  double squares = 0;  ///< sum of squares
+  double off = 0;      ///< by how much it may be off
+  double spread = 0;   ///< in the mean
 };
+
+/// The error in silu(gate) * up before its rounding.
+double gated_off(double v, double gate_off, double up, double up_off) {
+  const double u = kUnitRoundoffFp32;
+  const double off_gate = 1.1 * gate_off;
+  const double off_v = off_gate + 8 * u * (std::fabs(v) + off_gate);
+  return (std::fabs(v) * up_off + off_v * (std::fabs(up) + up_off)) * (1 + u) +
+         u * std::fabs(v * up);
+}
 
 }  // namespace
 
 void moe_row(const MoeJobShape& shape, const std::uint16_t* token, const std::uint16_t* weights,
-             const std::uint16_t* bias, std::vector<double>* row, std::vector<double>* off) {
+             const std::uint16_t* bias, std::vector<double>* row, std::vector<double>* off,
+             std::vector<double>* spread) {
   const std::uint64_t columns = shape.weight_columns();
   std::vector<Dot> dots(columns);
   for (std::uint64_t i = 0; i < shape.hidden; ++i) {
@@ -36,6 +48,7 @@ void moe_row(const MoeJobShape& shape, const std::uint16_t* token, const std::ui
       const double term = value * to_float(shape.type, weights[i * columns + c]);
       dots[c].exact += term;
       dots[c].size += std::fabs(term);
+      dots[c].squares += term * term;
     }
   }
   const double u = kUnitRoundoffFp32;
@@ -44,30 +57,31 @@ void moe_row(const MoeJobShape& shape, const std::uint16_t* token, const std::ui
   const double g = hidden * u / (1 - hidden * u);
   for (std::uint64_t c = 0; c < columns; ++c) {
     Dot& dot = dots[c];
-    dot.off = g * dot.size;
+    dot.off = g * sum_size(dot.exact, dot.size, dot.squares);
+    dot.spread = g * std::sqrt(dot.squares);
     if (bias == nullptr) continue;
     // One more addition in fp32.
     dot.exact += to_float(shape.type, bias[c]);
     dot.off += u * (std::fabs(dot.exact) + dot.off);
+    dot.spread += u * (std::fabs(dot.exact) + dot.spread);
   }
   const double tiny = shape.type == DataType::kBf16 ? 0x1p-134 : 0x1p-25;
   for (std::uint64_t i = 0; i < shape.features; ++i) {
     double exact = dots[i].exact;
     double before = dots[i].off;
+    double mean = dots[i].spread;
     if (shape.epilogue != MoeEpilogue::kNone) {
       const bool pairs = shape.epilogue == MoeEpilogue::kGatedSiluInterleaved;
       const Dot& gate = dots[pairs ? 2 * i : i];
       const Dot& up = dots[pairs ? 2 * i + 1 : shape.features + i];
       const double v = gate.exact / (1 + std::exp(-gate.exact));
-      const double off_gate = 1.1 * gate.off;
-      const double off_v = off_gate + 8 * u * (std::fabs(v) + off_gate);
-      const double off_up = up.off;
       exact = v * up.exact;
-      before = (std::fabs(v) * off_up + off_v * (std::fabs(up.exact) + off_up)) * (1 + u) +
-               u * std::fabs(exact);
+      before = gated_off(v, gate.off, up.exact, up.off);
+      mean = gated_off(v, gate.spread, up.exact, up.spread);
     }
     row->push_back(exact);
     off->push_back(before + h * (std::fabs(exact) + before) + tiny);
+    if (spread != nullptr) spread->push_back(std::hypot(mean, h * exact) * (1 + 4 * h) + tiny);
   }
 }
 
@@ -114,14 +128,16 @@ Comparison MoeReference::compare(std::uint32_t i, const std::uint16_t* weights,
     Comparison result;
     for (std::uint64_t row = first; row < first + count; ++row) {
       const Row& from = rows_[row];
-      std::vector<double> exact, off;
+      std::vector<double> exact, off, spread;
       moe_row(shape_, sources_[from.rank].values.data() + from.token * hidden, weights, bias,
-              &exact, &off);
+              &exact, &off, &spread);
       for (std::uint64_t column = 0; column < shape_.features; ++column) {
         const std::uint64_t at = row * shape_.features + column;
-        result.add(at, to_float(shape_.type, y[at]), exact[column], off[column]);
+        result.add(at, to_float(shape_.type, y[at]), exact[column], off[column],
+                   Outcome::of(exact[column]), spread[column] * spread[column]);
       }
     }
+    result.judge_mean();
     return result;
   }
   std::vector<std::uint16_t> packed(count * hidden);
@@ -131,6 +147,7 @@ Comparison MoeReference::compare(std::uint32_t i, const std::uint16_t* weights,
     std::copy(token, token + hidden, packed.data() + row * hidden);
   }
   GemmReference product(count, shape_.features, 1, 1, shape_.type);
+  product.random_inputs();
   product.add_rank(packed.data(), weights, hidden, 1, 1);
   Comparison result = product.compare(y + first * shape_.features);
   if (result.wrong != 0) result.first_wrong += first * shape_.features;

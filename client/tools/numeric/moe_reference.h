@@ -8,7 +8,8 @@
 /// source (of each node beginning with r's rail, from there on cyclically); then by token; then by
 /// slot. The row is the token times the expert's weights: one product of length H, rounded once
 /// (gemm_reference.h has the bound). With a gated epilogue it is made of two such products; then
-/// moe_row has the bound, which kernels/ops/moe/README.md derives.
+/// moe_row has the bound, which kernels/ops/moe/README.md derives, with gemm_reference.h's D for
+/// each product's error.
 #pragma once
 
 #include <cstdint>
@@ -40,9 +41,11 @@ struct MoeJobShape {
 
 /// Appends the output row [F] of a token [H] and an expert's weights, and by how much each element
 /// may be off.
-/// `bias`: the expert's, or null.
+/// `bias`: the expert's, or null. `spread`: the root of its mean square error over random inputs,
+/// or null.
 void moe_row(const MoeJobShape& shape, const std::uint16_t* token, const std::uint16_t* weights,
-             const std::uint16_t* bias, std::vector<double>* row, std::vector<double>* off);
+             const std::uint16_t* bias, std::vector<double>* row, std::vector<double>* off,
+             std::vector<double>* spread = nullptr);
 
 /// One rank's input, dense.
 struct MoeSource {

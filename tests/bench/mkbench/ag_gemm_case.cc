@@ -34,6 +34,7 @@ class AgGemmRank : public GemmRank {
   tools::Comparison verify() const override {
     const Elements a = rows_of(matrix_a(0), 0, m_);
     tools::GemmReference reference(m_, options_.n, 1, 1, data_type_of(spec_));
+    reference.random_inputs();
     reference.use_threads(tools::share_of_cores(spec_.world()));
     reference.finish(activation_of(options_), bias_);
     reference.add_rank(a.data(), b_.data(), options_.k, 1, 1);

@@ -126,6 +126,7 @@ tools::Comparison GemmRank::compare_sum(const RankShare& rows, const std::uint16
   tools::GemmReference reference(rows.count, options_.n, spec_.nodes, spec_.local,
                                  data_type_of(spec_),
                                  options_.partials == "f32" ? Partials::kF32 : Partials::kElement);
+  reference.random_inputs();
   reference.finish(activation_of(options_), bias_of(0));
   reference.use_threads(tools::share_of_cores(spec_.world()));
   for (std::uint32_t rank = 0; rank < spec_.world(); ++rank) {

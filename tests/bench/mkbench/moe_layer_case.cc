@@ -92,13 +92,14 @@ class MoeLayerRank : public RankCase {
   tools::Comparison verify() const override {
     tools::CombineReference reference({spec_.nodes, options_.top_k, options_.hidden,
                                        options_.features, data_type_of(spec_),
-                                       options_.partials == "f32"});
+                                       options_.partials == "f32", true});
     const tools::MoeSource& own = sources_[rank_];
     const DataType type = data_type_of(spec_);
     std::map<std::uint32_t, Elements> gate_ups, downs;
     tools::Comparison result;
     for (std::uint32_t token = 0; token < own.tokens; ++token) {
-      std::vector<std::vector<double>> rows(options_.top_k), offs(options_.top_k);
+      std::vector<std::vector<double>> rows(options_.top_k), offs(options_.top_k),
+          spreads(options_.top_k);
       std::vector<tools::CombineTerm> terms;
       for (std::uint32_t slot = 0; slot < options_.top_k; ++slot) {
         const std::size_t at = std::size_t{token} * options_.top_k + slot;
@@ -108,16 +109,19 @@ class MoeLayerRank : public RankCase {
         if (dispatch_) {
           if (gate_ups[expert].empty()) gate_ups[expert] = gate_up_of(expert);
           tools::moe_row(shape(), own.values.data() + token * options_.hidden,
-                         gate_ups[expert].data(), nullptr, &rows[slot], &offs[slot]);
+                         gate_ups[expert].data(), nullptr, &rows[slot], &offs[slot],
+                         &spreads[slot]);
         } else {
           for (const std::uint16_t value : y_row(rank_, token, slot))
             rows[slot].push_back(tools::to_float(type, value));
         }
-        terms.push_back({rows[slot], offs[slot], downs[expert].data(), own.weights[at]});
+        terms.push_back(
+            {rows[slot], offs[slot], downs[expert].data(), own.weights[at], spreads[slot]});
       }
       const std::uint64_t first = token * options_.hidden;
       reference.compare(terms, nullptr, out_.as<std::uint16_t>() + first, first, &result);
     }
+    result.judge_mean();
     return result;
   }
 

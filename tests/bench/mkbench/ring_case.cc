@@ -90,6 +90,7 @@ class RingRank : public RankCase {
       for (std::size_t i = 0; i + 1 < starts_.size(); ++i)
         verify_sequence(batch, {starts_[i], starts_[i + 1] - starts_[i]}, own, result);
     }
+    result.judge_mean();
     return result;
   }
 
@@ -209,6 +210,7 @@ class RingRank : public RankCase {
     problem.scale = 1 / std::sqrt(static_cast<double>(options_.head_dim));
     problem.type = data_type_of(spec_);
     problem.on_gpu = on_gpu();
+    problem.random = true;
     problem.tile_keys = on_gpu() ? tools::AttentionProblem::gpu_tile_keys(options_.head_dim)
                                  : (options_.tile_k != 0 ? options_.tile_k : kTileKeys);
     // Tiles of keys end with their part.

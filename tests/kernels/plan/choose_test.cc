@@ -135,6 +135,26 @@ TEST(PlanChoice, WhatNobodyCanRunIsRefusedWithTheReason) {
   EXPECT_NE(refused.error().message.find("rings"), std::string::npos) << refused.error().message;
 }
 
+// Before anything is divided by it: also of worlds whose ranks are 0 in 32 bits.
+TEST(PlanChoice, WorldsThatCannotBeAreRefused) {
+  for (const char* name : {"H100", "CPU"}) {
+    const Machine machine = shipped_machine(name).value();
+    for (Op op : {Op::kAgGemm, Op::kGemmRs, Op::kGemmAr, Op::kRing, Op::kMoe, Op::kCombine}) {
+      for (const auto& [nodes, locals] :
+           {std::pair{0u, 4u}, {2u, 0u}, {65536u, 65536u}, {1025u, 1u}, {1u, 17u}, {1024u, 16u}}) {
+        Problem problem = problem_of(op, nodes, locals, {4096, 16, 128});
+        problem.experts = {64, 4};
+        const auto refused = choose(problem, machine);
+        ASSERT_FALSE(refused) << name_of(op) << " " << nodes << "x" << locals;
+        EXPECT_EQ(refused.error().code, ErrorCode::kInvalidArgument);
+        EXPECT_NE(refused.error().message.find("a world of"), std::string::npos)
+            << refused.error().message;
+        EXPECT_FALSE(explain(problem, machine));
+      }
+    }
+  }
+}
+
 TEST(PlanChoice, IllegalCandidatesAreRefused) {
   const Machine machine = shipped_machine("H100").value();
   const Problem gather = problem_of(Op::kAgGemm, 1, 4, {4096, 4096, 4096});

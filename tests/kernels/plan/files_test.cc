@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <nlohmann/json.hpp>
 #include <vector>
 
 #include "kernels/plan/choose.h"
@@ -95,6 +96,31 @@ TEST(MachineFile, WhatIsMissingUnknownOrOutOfRangeIsNamed) {
     EXPECT_NE(machine.error().message.find(wrong.named), std::string::npos)
         << machine.error().message;
     EXPECT_NE(machine.error().message.find("here.json"), std::string::npos);
+  }
+}
+
+// Being 0 they would be free, or make every time infinite.
+TEST(MachineFile, NoRateAndNoExponentIs0) {
+  for (const char* name : {"H100", "CPU"}) {
+    const auto shipped = nlohmann::json::parse(machine_text(shipped_machine(name).value()));
+    std::size_t refused = 0;
+    for (const auto& [key, value] : shipped.items()) {
+      if (!value.is_number_float()) continue;
+      nlohmann::json changed = shipped;
+      changed[key] = 0;
+      const bool is_rate = key.ends_with("_gb_s") || key.ends_with("gflops");
+      const bool is_exponent = key.find("overlap") != std::string::npos || key == "link_sharpness";
+      const auto machine = parse_machine(changed.dump(), "here.json");
+      if (machine) {
+        EXPECT_FALSE(is_rate || is_exponent) << key;
+        continue;
+      }
+      ++refused;
+      EXPECT_EQ(ErrorCode::kInvalidArgument, machine.error().code) << key;
+      EXPECT_NE(machine.error().message.find("'" + key + "' is 0"), std::string::npos)
+          << machine.error().message;
+    }
+    EXPECT_GE(refused, shipped["kind"] == "gpu" ? 25u : 5u);
   }
 }
 
