@@ -73,6 +73,32 @@ TEST(Mkbench, WritesItsReportAndJoinsRunningDaemons) {
   EXPECT_EQ(2u, report["links"].size());
 }
 
+// In each mode there is a first launch that all ranks check, and no other.
+TEST(Mkbench, SaysCorrectOnlyOfWhatItHasChecked) {
+  const auto folder = tools::TemporaryFolder::create("mkbench-test");
+  const std::string json = folder->path() + "/report.json";
+  const auto bench = [&](const char* verify, const char* modes) {
+    return run_program({MK_TEST_MKBENCH, "gemm-rs", "--nodes",  "1",  "--local",  "2",
+                        "--m",           "40",      "--n",      "24", "--k",      "8",
+                        "--iters",       "3",       "--warmup", "0",  "--verify", verify,
+                        "--modes",       modes,     "--json",   json});
+  };
+  const auto unchecked = bench("none", "both");
+  EXPECT_EQ(0, unchecked.status);
+  EXPECT_NE(std::string::npos, unchecked.text.find("NOT CHECKED")) << unchecked.text;
+  EXPECT_TRUE(read_json(json)["correct"].is_null()) << read_json(json)["correct"];
+  for (const char* modes : {"both", "fused", "unfused", "auto"}) {
+    const auto checked = bench("first", modes);
+    EXPECT_EQ(0, checked.status) << checked.text;
+    const auto report = read_json(json);
+    EXPECT_EQ(true, report["correct"]);
+    const auto launches = report["verification"]["launches_checked"].get<unsigned>();
+    EXPECT_GE(launches, 1u) << modes;
+    EXPECT_LE(launches, 2u) << modes;
+    EXPECT_GE(report["verification"]["elements_compared"].get<unsigned>(), launches * 40 * 24);
+  }
+}
+
 TEST(Mkbench, TakesSequencesOfDifferentLengths) {
   auto daemons = start_daemons(2);
   ASSERT_NE(nullptr, daemons);

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <CLI/CLI.hpp>
+#include <cmath>
 #include <cstdlib>
 #include <string>
 
@@ -15,6 +16,24 @@ inline CLI::Validator at_least_one() {
                                                            : std::string{"must be at least 1"};
           },
           "AT LEAST 1"};
+}
+
+inline CLI::Validator more_than_0() {
+  return {[](std::string& text) {
+            const double value = std::strtod(text.c_str(), nullptr);
+            return value > 0 && std::isfinite(value) ? std::string{}
+                                                     : std::string{"must be more than 0"};
+          },
+          "MORE THAN 0"};
+}
+
+inline CLI::Validator at_least_0() {
+  return {[](std::string& text) {
+            const double value = std::strtod(text.c_str(), nullptr);
+            return value >= 0 && std::isfinite(value) ? std::string{}
+                                                      : std::string{"must be at least 0"};
+          },
+          "AT LEAST 0"};
 }
 
 /// An option whose value, a number, is at least 1.

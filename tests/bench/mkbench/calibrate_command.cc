@@ -2,6 +2,7 @@
 #include <string>
 
 #include "shm/files/standard_output.h"
+#include "tests/bench/mkbench/at_least_one.h"
 #include "tests/bench/mkbench/calibrate.h"
 #include "tests/bench/mkbench/command.h"
 #include "tests/bench/mkbench/report_files.h"
@@ -23,8 +24,10 @@ class CalibrateCommand : public Command {
     command_.add_option("--out", out_, "the file; without, it is printed");
     command_.add_flag("--daemons", daemons_,
                       "cpu: measure commands, steps and links, too, through daemons started here");
-    command_.add_option("--network-gb-s", network_gb_s_,
-                        "a rail's rate, until the daemon has measured it (1 GB/s: 8 Gb/s)");
+    command_
+        .add_option("--network-gb-s", network_gb_s_,
+                    "a rail's rate, until the daemon has measured it (1 GB/s: 8 Gb/s)")
+        ->check(more_than_0());
   }
 
   bool chosen() const override { return command_.parsed(); }

@@ -2,6 +2,7 @@
 
 #include "kernels/plan/choose.h"
 #include "shm/files/standard_output.h"
+#include "shm/limits.h"
 #include "tests/bench/mkbench/at_least_one.h"
 #include "tests/bench/mkbench/command.h"
 #include "tests/bench/mkbench/planned_shapes.h"
@@ -27,24 +28,27 @@ class ExplainCommand : public Command {
             "MxNxK: m rows (or tokens) of all ranks, n and k as a rank multiplies them, of an "
             "expert's weights; of ring: sequence x query heads x head_dim")
         ->required();
-    command_.add_option("--nodes", problem_.nodes, "nodes")->capture_default_str();
+    command_.add_option("--nodes", problem_.nodes, "nodes")
+        ->check(CLI::Range(1u, shm::kNodesMax))
+        ->capture_default_str();
     command_.add_option("--local", problem_.locals, "ranks of a node, a GPU each")
+        ->check(CLI::Range(1u, shm::kLocalRanksMax))
         ->capture_default_str();
     command_.add_option("--machine", machine_, "H100, H200, CPU, or a machine file")
         ->capture_default_str();
     command_.add_option("--tuned", tuned_, "a tuned.json; the shipped choices without");
     command_.add_flag("--model-only", model_only_, "no tuned choice");
-    command_.add_option("--network-gb-s", network_gb_s_,
-                        "a rail's rate; the machine's without (1 GB/s: 8 Gb/s)");
+    command_
+        .add_option("--network-gb-s", network_gb_s_,
+                    "a rail's rate; the machine's without (1 GB/s: 8 Gb/s)")
+        ->check(more_than_0());
     command_.add_flag("--in-place", problem_.in_place,
                       "AllGather+GEMM: rows lie where the network reads them");
     command_.add_option("--key-heads", problem_.heads.key_heads, "ring: without, as query heads");
     command_.add_option("--batch", problem_.heads.batch, "ring: sequences")->check(at_least_one());
     command_.add_flag("--causal", problem_.heads.causal, "ring: a row sees what is before it");
-    command_.add_option("--experts", problem_.experts.count, "moe, combine: of all ranks")
-        ->capture_default_str();
-    command_.add_option("--top-k", problem_.experts.top_k, "moe, combine: experts of a token")
-        ->capture_default_str();
+    add_positive(command_, "--experts", problem_.experts.count, "moe, combine: of all ranks");
+    add_positive(command_, "--top-k", problem_.experts.top_k, "moe, combine: experts of a token");
     problem_.experts = {256, 8};
     problem_.locals = 4;
   }

@@ -34,6 +34,36 @@ error=$("$mkbench" explain gemm-ar 1x8x8 --machine nowhere.json 2>&1) || code=$?
 code=0
 error=$("$mkbench" explain gemm-ar 64x64 2>&1) || code=$?
 [ "$code" -eq 1 ] && grep -q "no shape" <<<"$error" || fail "a shape of two sides ends with $code: $error"
+# Numbers no operator takes are refused, by a sentence.
+for op in ag-gemm gemm-rs gemm-ar ring moe combine; do
+  shape=64x64x64
+  [ $op = ring ] && shape=4096x8x128
+  for machine in H200 CPU; do
+    for flags in "--nodes 0" "--local 0" "--nodes 65536 --local 65536" "--nodes 1024 --local 16" "--experts 0" "--top-k 0" "--nodes 4294967295"; do
+      for command in explain plan; do
+        case $command in
+          # shellcheck disable=SC2086
+          explain) arguments="explain $op $shape --machine $machine $flags" ;;
+          plan) arguments="plan --op $op --shape $shape --gpu $machine ${flags/--local/--locals}" ;;
+        esac
+        code=0
+        # shellcheck disable=SC2086
+        error=$("$mkbench" $arguments 2>&1) || code=$?
+        { [ "$code" -eq 1 ] || [ "$code" -eq 2 ]; } && [ -n "$error" ] || fail "$arguments ends with $code: $error"
+      done
+    done
+  done
+done
+for arguments in "explain gemm-ar 64x64x64 --nodes 2 --network-gb-s 0" "explain gemm-ar 64x64x64 --nodes 2 --network-gb-s -5" \
+  "explain gemm-ar 64x64x64 --nodes 2 --network-gb-s nan" "explain gemm-ar 64x64x64 --nodes 2 --network-gb-s 1e999" "calibrate --network-gb-s 0" \
+  "explain ring 4096x8x128 --batch 0" "tune gemm-ar 64x64x64 --tuned /dev/null --time 0" "tune gemm-ar 64x64x64 --tuned /dev/null --within -1" \
+  "tune gemm-ar 64x64x64 --tuned /dev/null --nodes 0" "gemm-ar --nodes 0" "gemm-ar --local 0" "gemm-ar --iters 0" "gemm-ar --m 0"; do
+  code=0
+  # shellcheck disable=SC2086
+  error=$("$mkbench" $arguments 2>&1) || code=$?
+  flag=${arguments% *}
+  [ "$code" -eq 2 ] && grep -q -e "${flag##* }" <<<"$error" || fail "$arguments ends with $code: $error"
+done
 code=0
 error=$("$mkbench" tune gemm-ar 64x64x64 --tuned /dev/null 2>&1) || code=$?
 [ "$code" -eq 2 ] && grep -q "executor cuda" <<<"$error" || fail "a search without GPUs ends with $code: $error"

@@ -40,8 +40,9 @@ ModeFigures figures_of(const Reports& reports, bool fused) {
   return figures;
 }
 
-Verification verification_of(const Reports& reports, bool outputs_are_equal) {
+Verification verification_of(const Reports& reports, bool outputs_are_equal, bool asked) {
   Verification verification;
+  verification.asked = asked;
   for (const auto& launch : reports) {
     ++verification.launches;
     bool same = true;

@@ -1,4 +1,4 @@
-// What reports amount to, and what a launch is given to write to.
+// The sums of reports, and the outputs that a launch writes to.
 
 #include "tests/bench/mkbench/figures.h"
 
@@ -40,30 +40,34 @@ TEST(Figures, ALaunchTakesAsLongAsItsSlowestRankAndOnlyTimedOnesCount) {
 
 TEST(Verification, WantsWhatWasComparedToBeRight) {
   Reports reports = {{report(true, 1), report(true, 1)}};
-  Verification right = verification_of(reports, true);
+  Verification right = verification_of(reports, true, true);
   EXPECT_TRUE(right.passed());
   EXPECT_EQ(20u, right.elements_compared);
   EXPECT_EQ(1u, right.launches_checked);
   reports[0][1].wrong = 1;
-  EXPECT_FALSE(verification_of(reports, true).passed());
+  EXPECT_FALSE(verification_of(reports, true, true).passed());
 }
 
 TEST(Verification, WantsEqualRanksOnlyWhereTheyMustBe) {
   Reports reports = {{report(true, 1), report(true, 1)}};
   reports[0][1].output_hash = 1;
-  EXPECT_FALSE(verification_of(reports, true).passed());
-  EXPECT_EQ(1u, verification_of(reports, true).launches_with_differing_ranks);
-  EXPECT_TRUE(verification_of(reports, false).passed());
+  EXPECT_FALSE(verification_of(reports, true, true).passed());
+  EXPECT_EQ(1u, verification_of(reports, true, true).launches_with_differing_ranks);
+  EXPECT_TRUE(verification_of(reports, false, true).passed());
 }
 
 TEST(Verification, ALaunchCountsAsCheckedWhenAllItsRanksChecked) {
   Reports reports = {{report(true, 1), report(true, 1)}};
   reports[0][1].verified = false;
-  EXPECT_EQ(0u, verification_of(reports, false).launches_checked);
+  EXPECT_EQ(0u, verification_of(reports, false, true).launches_checked);
+  // Ranks that each checked another launch have checked none.
+  EXPECT_FALSE(verification_of(reports, false, true).passed());
+  EXPECT_FALSE(verification_of({}, false, true).passed());
+  EXPECT_TRUE(verification_of(reports, false, false).passed());
   // Checked, but nothing there to compare: not passed.
   reports[0][1].verified = true;
   for (LaunchReport& rank : reports[0]) rank.compared = 0;
-  EXPECT_FALSE(verification_of(reports, false).passed());
+  EXPECT_FALSE(verification_of(reports, false, true).passed());
 }
 
 // GEMM+ReduceScatter of 1000 x 1024 elements over two nodes of two: each rank sends a quarter of

@@ -1,3 +1,4 @@
+#include <cmath>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
@@ -6,6 +7,7 @@
 #include "kernels/plan/cluster.h"
 #include "shm/files/output_file.h"
 #include "shm/files/standard_output.h"
+#include "shm/limits.h"
 #include "tests/bench/mkbench/at_least_one.h"
 #include "tests/bench/mkbench/command.h"
 #include "tests/bench/mkbench/planned_shapes.h"
@@ -38,7 +40,7 @@ std::optional<double> rate_gb_s(const std::string& text) {
   char* end = nullptr;
   const double number = std::strtod(text.c_str(), &end);
   const std::string unit(end);
-  if (!(number > 0)) return std::nullopt;
+  if (!(number > 0) || !std::isfinite(number)) return std::nullopt;
   if (unit == "Gb/s") return number / 8;
   if (unit == "GB/s") return number;
   return std::nullopt;
@@ -79,8 +81,11 @@ class PlanCommand : public Command {
         ->required()
         ->check(CLI::IsMember({"ag-gemm", "gemm-rs", "gemm-ar", "ring", "moe", "combine"}));
     command_.add_option("--shape", shape_, "MxNxK, as for explain")->required();
-    command_.add_option("--nodes", problem_.nodes, "nodes")->capture_default_str();
+    command_.add_option("--nodes", problem_.nodes, "nodes")
+        ->check(CLI::Range(1u, shm::kNodesMax))
+        ->capture_default_str();
     command_.add_option("--locals", problem_.locals, "ranks of a node, a GPU each")
+        ->check(CLI::Range(1u, shm::kLocalRanksMax))
         ->capture_default_str();
     command_.add_option("--gpu", machine_, "h100, h200, cpu, or a machine file")
         ->capture_default_str();
@@ -90,10 +95,8 @@ class PlanCommand : public Command {
     command_.add_flag("--overwrite", overwrite_, "replace that file");
     command_.add_option("--key-heads", problem_.heads.key_heads, "ring: without, as query heads");
     command_.add_flag("--causal", problem_.heads.causal, "ring: a row sees what is before it");
-    command_.add_option("--experts", problem_.experts.count, "moe, combine: of all ranks")
-        ->capture_default_str();
-    command_.add_option("--top-k", problem_.experts.top_k, "moe, combine: experts of a token")
-        ->capture_default_str();
+    add_positive(command_, "--experts", problem_.experts.count, "moe, combine: of all ranks");
+    add_positive(command_, "--top-k", problem_.experts.top_k, "moe, combine: experts of a token");
     problem_.experts = {256, 8};
     problem_.nodes = 2;
     problem_.locals = 8;

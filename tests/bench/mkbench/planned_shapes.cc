@@ -39,6 +39,28 @@ Result<plan::Machine> machine_named(const std::string& name) {
   return plan::load_machine(name);
 }
 
+Result<plan::Machine> machine_to_tune(const std::string& asked, const std::string& gpus) {
+  const auto shipped = plan::shipped_machine(asked);
+  if (!asked.empty() && !shipped) return plan::load_machine(asked);
+  // Containers may hide them.
+  if (gpus == "none" && shipped && shipped->kind == plan::MachineKind::kGpu) return shipped;
+  const std::uint32_t sms = plan::shipped_machine("H100").value_or(plan::Machine{}).sms;
+  const plan::DerivedMachine here = plan::machine_for_gpu(gpus, sms);
+  if (!here.warning.empty()) {
+    return fail(ErrorCode::kInvalidArgument,
+                "no machine file is shipped for this machine's GPUs ({}): give --machine a file of "
+                "their own; `mkbench calibrate --executor cuda --out FILE` writes it",
+                gpus);
+  }
+  if (!asked.empty() && shipped->name != here.machine.name) {
+    return fail(ErrorCode::kInvalidArgument,
+                "--machine {}: this machine's GPUs are {}, whose times would count as an {}'s; "
+                "leave it out",
+                asked, gpus, asked);
+  }
+  return here.machine;
+}
+
 std::vector<plan::Candidate> candidates_to_try(const plan::Problem& problem,
                                                const plan::Machine& machine, double factor) {
   plan::Problem fused = problem;

@@ -21,6 +21,12 @@ Result<kernels::plan::Op> planned_op(std::string_view name);
 /// The name of a shipped machine, or a file.
 Result<kernels::plan::Machine> machine_named(const std::string& name);
 
+/// The machine whose tuned choices are measured on these GPUs (describe_gpus()): that of `asked`, a
+/// shipped name or a file; of nothing, the shipped one of the GPUs. kInvalidArgument: it is shipped
+/// for other GPUs, so its entries would have their times; or no file is shipped for these. GPUs
+/// that are not seen may be any.
+Result<kernels::plan::Machine> machine_to_tune(const std::string& asked, const std::string& gpus);
+
 /// Fused candidates in the order in which a search tries them: by predicted time, the model's
 /// choice first, as far as they are predicted to take `factor` of its time at most.
 std::vector<kernels::plan::Candidate> candidates_to_try(const kernels::plan::Problem& problem,

@@ -30,6 +30,33 @@ TEST(PlannedShapes, AShapeIsThreeSides) {
   EXPECT_FALSE(planned_op("attention"));
 }
 
+// Another GPU's times would be taken for theirs.
+TEST(PlannedShapes, ATunedChoiceIsOfTheGpusThatMeasure) {
+  for (const char* name : {"H100", "H200"}) {
+    const std::string gpus = std::string("8 x NVIDIA ") + name + " 80GB HBM3";
+    for (const char* asked : {"", name}) {
+      const auto machine = machine_to_tune(asked, gpus);
+      ASSERT_TRUE(machine) << machine.error().message;
+      EXPECT_EQ(*machine, machine_named(name).value());
+    }
+    const std::string other = name == std::string("H100") ? "H200" : "H100";
+    for (const std::string& asked : {other, std::string("CPU")}) {
+      const auto refused = machine_to_tune(asked, gpus);
+      ASSERT_FALSE(refused) << asked << " on " << gpus;
+      EXPECT_EQ(refused.error().code, ErrorCode::kInvalidArgument);
+      EXPECT_NE(refused.error().message.find(gpus), std::string::npos) << refused.error().message;
+    }
+  }
+  for (const char* gpus : {"2 x NVIDIA H20", "1 x NVIDIA B300"}) {
+    for (const char* asked : {"", "H100", "H200"})
+      EXPECT_EQ(machine_to_tune(asked, gpus).error().code, ErrorCode::kInvalidArgument) << gpus;
+  }
+  for (const char* asked : {"", "CPU"})
+    EXPECT_EQ(machine_to_tune(asked, "none").error().code, ErrorCode::kInvalidArgument);
+  EXPECT_EQ(machine_to_tune("H200", "none")->name, "H200");
+  EXPECT_EQ(machine_to_tune("nowhere.json", "8 x NVIDIA H200").error().code, ErrorCode::kNotFound);
+}
+
 TEST(PlannedShapes, CandidatesAreTriedFromTheModelsChoiceOn) {
   const plan::Machine machine = machine_named("H100").value();
   const auto near = candidates_to_try(problem(), machine, 1.03);

@@ -2,12 +2,13 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cstring>
+#include <set>
 #include <thread>
 #include <utility>
 
 #include "client/tools/executor_matrices.h"
 #include "client/tools/launch/process.h"
+#include "client/tools/numeric/hash.h"
 #include "client/tools/numeric/random_matrix.h"
 #include "mkernel/mkernel.h"
 #include "tests/bench/mkbench/operator_case.h"
@@ -15,16 +16,6 @@
 
 namespace mk::bench {
 namespace {
-
-std::uint64_t hash_of(std::span<const std::byte> bytes, std::uint64_t hash) {
-  hash = tools::mix64(hash ^ bytes.size());
-  for (std::size_t at = 0; at < bytes.size(); at += sizeof(std::uint64_t)) {
-    std::uint64_t word = 0;
-    std::memcpy(&word, bytes.data() + at, std::min(sizeof(word), bytes.size() - at));
-    hash = tools::mix64(hash ^ word);
-  }
-  return hash;
-}
 
 /// Spoils an exponent of the first element there is.
 void tamper(RankCase& rank_case) {
@@ -51,11 +42,11 @@ class RankLoop {
   /// All ranks, unless launches are to follow each other without a pause.
   Status meet(Session& session) const;
   void start_late(std::uint32_t launch) const;
-  bool wants_check(bool fused);
+  bool wants_check(LaunchMode asked, bool fused);
 
   const BenchSpec& spec_;
   const std::uint32_t rank_;
-  bool checked_[2] = {false, false};  ///< by mode
+  std::set<LaunchMode> checked_;  ///< as asked for, and as they ran
 };
 
 Status RankLoop::run(const std::string& socket, const std::string& job, int report_fd) {
@@ -135,9 +126,9 @@ Result<LaunchReport> RankLoop::launch(Session& session, RankCase& rank_case, con
       return fail(ErrorCode::kInternal, "launch {} wrote beyond the end of an output of {} bytes",
                   turn.number, output->bytes());
     }
-    report.output_hash = hash_of(output->contents(), report.output_hash);
+    report.output_hash = tools::hash_of(output->contents(), report.output_hash);
   }
-  if (wants_check(report.fused)) {
+  if (wants_check(turn.mode, report.fused)) {
     const tools::Comparison comparison = rank_case.verify();
     report.verified = true;
     report.wrong = comparison.wrong;
@@ -159,10 +150,12 @@ void RankLoop::start_late(std::uint32_t launch) const {
   std::this_thread::sleep_for(std::chrono::microseconds{drawn % (spec_.skew_ms * 1000 + 1)});
 }
 
-bool RankLoop::wants_check(bool fused) {
+// Ranks may run one launch in different forms. All check the first one that is asked for.
+bool RankLoop::wants_check(LaunchMode asked, bool fused) {
   if (spec_.verify == "none") return false;
-  const bool seen = std::exchange(checked_[fused ? 1 : 0], true);
-  return spec_.verify == "all" || !seen;
+  const bool first_asked = checked_.insert(asked).second;
+  const bool first = checked_.insert(fused ? LaunchMode::kFused : LaunchMode::kUnfused).second;
+  return spec_.verify == "all" || first_asked || first;
 }
 
 }  // namespace

@@ -16,7 +16,7 @@ namespace mk::bench {
 /// Every launch draws fresh inputs, poisons its outputs first, and ends with a hash of all of them.
 /// Where the spec asks for it, the rank compares its outputs with the float64 reference (its share,
 /// when all ranks' outputs are equal; the parent requires equal hashes then). So all elements of
-/// all ranks are checked.
+/// all ranks are checked, but of Ring Attention some rows alone with --check-rows, and on GPUs.
 Status run_rank(const BenchSpec& spec, std::uint32_t rank, const std::string& socket,
                 const std::string& job, int report_fd);
 

@@ -16,8 +16,10 @@ std::string counted(std::uint32_t count, const char* what) {
 }
 
 void print_verification(const Verification& v, bool outputs_are_equal) {
-  if (v.launches_checked == 0) {
+  if (!v.asked) {
     print_out("result          NOT CHECKED (--verify none)\n");
+  } else if (v.launches_checked == 0) {
+    print_out("result          NOT CHECKED: no launch was checked by all its ranks\n");
   } else if (v.passed()) {
     print_out(
         "result          correct: {} of {} launches checked, {} values against float64, largest "
@@ -133,7 +135,8 @@ nlohmann::json json_of(const BenchOptions& options, const BenchResult& result) {
       {"work", result.work},
       {"estimates", result.estimates},
       {"verification", result.verification},
-      {"correct", result.verification.passed()},
+      {"correct",
+       result.verification.asked ? nlohmann::json(result.verification.passed()) : nlohmann::json()},
       {"links", result.links}};
   if (result.bound) json["bound"] = *result.bound;
   return json;

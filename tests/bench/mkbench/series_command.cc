@@ -54,9 +54,15 @@ class SeriesCommand : public Command {
     show_progress("");
     print_summary(heading, rows_);
     bool right = true;
-    for (const SummaryRow& row : rows_) right = right && row.result.verification.passed();
+    bool asked = true;
+    for (const SummaryRow& row : rows_) {
+      right = right && row.result.verification.passed();
+      asked = asked && row.result.verification.asked;
+    }
     const Status written = files_.write_json(
-        document(tool_, line_, {{"measurements", std::move(measurements_)}, {"correct", right}}));
+        document(tool_, line_,
+                 {{"measurements", std::move(measurements_)},
+                  {"correct", asked ? nlohmann::json(right) : nlohmann::json()}}));
     if (!written) return report_error(written.error());
     return right ? 0 : 1;
   }

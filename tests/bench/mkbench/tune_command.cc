@@ -8,7 +8,9 @@
 
 #include "kernels/plan/tuned.h"
 #include "shm/files/standard_output.h"
+#include "tests/bench/mkbench/at_least_one.h"
 #include "tests/bench/mkbench/command.h"
+#include "tests/bench/mkbench/machine.h"
 #include "tests/bench/mkbench/operator_case.h"
 #include "tests/bench/mkbench/planned_shapes.h"
 #include "tests/bench/mkbench/report_files.h"
@@ -54,10 +56,13 @@ class TuneCommand : public Command {
     command_.add_option("shapes", shapes_, "MxNxK: m of all ranks, n and k of one")->required();
     command_.add_option("--tuned", path_, "the file that gets the choices; others in it stay")
         ->required();
-    command_.add_option("--machine", machine_, "H100, H200, or a machine file")
+    command_.add_option("--machine", machine_,
+                        "a machine file; without it, the one shipped for the GPUs here");
+    command_.add_option("--time", seconds_, "s, for each shape")
+        ->check(more_than_0())
         ->capture_default_str();
-    command_.add_option("--time", seconds_, "s, for each shape")->capture_default_str();
     command_.add_option("--within", within_, "tries what is predicted to take so much longer")
+        ->check(at_least_0())
         ->capture_default_str();
   }
 
@@ -77,7 +82,9 @@ class TuneCommand : public Command {
  private:
   Status tune_all() {
     MK_ASSIGN_OR_RETURN(const plan::Op op, planned_op(operator_));
-    MK_ASSIGN_OR_RETURN(const plan::Machine machine, machine_named(machine_));
+    MK_ASSIGN_OR_RETURN(const plan::Machine machine,
+                        machine_to_tune(machine_, describe_machine().at("gpu").get<std::string>()));
+    if (machine_.empty()) machine_ = machine.name;
     plan::Tuned tuned;
     if (std::filesystem::exists(path_)) {
       MK_ASSIGN_OR_RETURN(tuned, plan::load_tuned(path_));
@@ -152,7 +159,8 @@ class TuneCommand : public Command {
     options.spec.verify = "first";
     MK_ASSIGN_OR_RETURN(const BenchResult result, run_bench(options, [](const std::string&) {}));
     if (!result.verification.passed())
-      return fail(ErrorCode::kInternal, "{} elements are wrong", result.verification.wrong);
+      return fail(ErrorCode::kInternal, "{} elements are wrong, of {} launches checked",
+                  result.verification.wrong, result.verification.launches_checked);
     return result.fused.total_ms.median * 1e3;
   }
 
@@ -160,7 +168,7 @@ class TuneCommand : public Command {
   RunFlags flags_;
   std::string operator_, path_;
   std::vector<std::string> shapes_;
-  std::string machine_ = "H100";
+  std::string machine_;
   double seconds_ = 120;
   double within_ = 0.15;
 };
