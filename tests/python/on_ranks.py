@@ -1,4 +1,5 @@
 """What single ranks do in the tests: functions that a new process can import. They check, and raise where it is wrong."""
+import ctypes
 import functools
 import io
 import os
@@ -10,7 +11,7 @@ import numpy
 from reference import assert_close, behind_the_sum, elements, product, random_matrix, sum_of_products, values_of
 
 import mkernel
-from mkernel import _c, _progress, gradients, products
+from mkernel import _c, _progress, gradients, kept, products
 
 #: m, n, k of this rank: even and odd, fewer rows than ranks, larger than a tile.
 SHAPES = [(64, 48, 32), (37, 24, 40), (3, 16, 8), (300, 272, 64)]
@@ -302,21 +303,62 @@ def child_of_fork():
 
 def operators_are_kept():
     """Operators by shape, one for all smaller m, and the oldest dropped: the answers stay right."""
-    from mkernel import group as module
-
     group = mkernel.init()
     counts = []
     for m in (4, 2, 9):
         a = numpy.ones((m, 8), numpy.float16)
         assert (mkernel.gemm_ar(a, numpy.ones((8, 8), numpy.float16)) == 8 * group.world).all()
         counts.append((len(group._operators), max(kept.room for kept in group._operators.values())))
-    module.OPERATORS_MAX = 3
+    kept.OPERATORS_MAX = 3
     for turn in range(3):
         for n in range(8, 48, 8):
             a = numpy.full((4, 8), n, numpy.float16)
             assert (mkernel.gemm_ar(a, numpy.ones((8, n), numpy.float16)) == n * 8 * group.world).all()
     counts.append(len(group._operators))
     return counts
+
+
+def captured_operators_stay(flags):
+    """Operators of a CUDA graph outlive larger and newer ones: launched again, as a graph does, they compute. It answers the refusal that there was.
+
+    With `flags`, memory for a few operators, all of them captured.
+    """
+    if flags:
+        _c.AttachOptions = functools.partial(_c.AttachOptions, arrival_flags=flags)
+    group = mkernel.init()
+    random = numpy.random.default_rng(group.rank)
+    kept.OPERATORS_MAX = 3
+    kept.under_capture = lambda device: capturing
+    graphs, refused = [], None
+
+    def operator_of_a_launch(m, n):
+        mkernel.gemm_ar(numpy.ones((m, 8), numpy.float16), numpy.ones((8, n), numpy.float16))
+        return next(reversed(group._operators.values()))
+
+    capturing = True
+    try:
+        for n in (8, 16, 24, 32, 40) if not flags else range(8, 8 * 64, 8):
+            graphs.append((operator_of_a_launch(4, n), n))
+    except mkernel.Error as error:
+        refused = error
+    capturing = False
+    assert len({id(operator) for operator, _ in graphs}) == len(graphs)
+    if not flags:
+        for n in range(8, 8 * 12, 8):  # larger, and others
+            operator_of_a_launch(9, n)
+        assert len(group._operators.all()) == len(graphs) + kept.OPERATORS_MAX
+        assert group.explain().count("kept for a captured graph") == len(graphs)
+    for operator, n in graphs:
+        a, b = random.standard_normal((4, 8)).astype(numpy.float16), random.standard_normal((8, n)).astype(numpy.float16)
+        c = numpy.full((4, n), numpy.nan, numpy.float16)
+        arguments = _c.GemmArguments(a=a.ctypes.data, b=b.ctypes.data, c=c.ctypes.data, m=4, lda=8, ldb=n, ldc=n)
+        _c.call("mk_op_launch", operator.handle, ctypes.byref(arguments), _c.FUSED, None)
+        whole = [numpy.frombuffer(blob, numpy.float64).reshape(4, n) for blob in group.exchange("exact", (a.astype(float) @ b.astype(float)).tobytes())]
+        exact, magnitude = sum(whole), sum(map(abs, whole))
+        assert (abs(c - exact) <= 2.0**-9 * magnitude + 2.0**-10 * abs(exact) + 1e-3).all(), n
+    mkernel.shutdown()
+    assert all(operator.handle is None for operator, _ in graphs)
+    return refused
 
 
 class Foreign:

@@ -130,6 +130,16 @@ def test_operators_longest_unused_make_room_for_new_ones(cluster):
     assert len(set(most)) == 1 and 1 < most[0] < 32
 
 
+def test_operators_of_captured_graphs_outlive_larger_and_newer_ones(cluster):
+    assert cluster.run(on_ranks.captured_operators_stay, 0) == [None] * 4
+
+
+def test_operators_of_captured_graphs_that_fill_the_memory_are_named(cluster):
+    for error in cluster.run(on_ranks.captured_operators_stay, 1024):
+        assert error.code == mkernel.ErrorCode.LIMIT_EXCEEDED
+        assert "CUDA graphs have captured" in error.sentence and "'default'" in error.sentence
+
+
 def test_small_float32_sums_are_exact_and_alike(cluster):
     assert cluster.run(on_ranks.sums_of_float32) == [(2, 20000)] * 4
 

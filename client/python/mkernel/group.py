@@ -1,14 +1,12 @@
 """Groups: the ranks that compute together, each attached to its node's daemon.
 
 `init` attaches this process and registers the group under a name; operators find it by that name.
-A group keeps the operators it has made, by shape, type and device. Every rank makes the same calls in
-the same order, so all ranks make and drop the same operators.
+A group keeps the operators it has made (kept.py).
 """
 
 from __future__ import annotations
 
 import atexit
-import collections
 import ctypes
 import dataclasses
 import os
@@ -19,10 +17,9 @@ from typing import Any, Callable, Optional, Sequence, Union
 from . import _c
 from ._progress import Progress
 from .errors import Error, ErrorCode, invalid
+from .kept import Kept, Operator
 from .tuning import Tuning
 
-#: Operators that a group keeps; the one longest unused goes when there are more.
-OPERATORS_MAX = 128
 #: Of all ranks' parts of one `Group.exchange`, and of one part: a little less than the library's limits.
 _EXCHANGE_BYTES = 4000 * 1024
 _BLOB_BYTES = 60 * 1024
@@ -66,27 +63,6 @@ class LaunchStats:
     partition_turns: int = 0
 
 
-class _Operator:
-    """One operator of the library; `room` is the most rows, tokens or positions of a launch."""
-
-    def __init__(self, group: Group, name: str, shape: dict[str, int], room: int, executor: int) -> None:
-        struct, room_field = _c.SHAPES[name]
-        tuning = group.tuning.as_c(executor, group.wait_timeout_ms)
-        filled = struct(tuning=ctypes.pointer(tuning), **{room_field: room}, **shape)
-        self.room = room
-        self.launched = False
-        self.workspace_bytes = ctypes.c_uint64()
-        self.handle: Optional[ctypes.c_void_p] = ctypes.c_void_p()
-        arguments = (group.handle, name.encode(), ctypes.byref(filled))
-        _c.call("mk_op_workspace_bytes", *arguments, ctypes.byref(self.workspace_bytes), rank=group.rank)
-        _c.call("mk_op_create", *arguments, ctypes.byref(self.handle), rank=group.rank)
-
-    def destroy(self) -> None:
-        handle, self.handle = self.handle, None
-        if handle:
-            _c.library().mk_op_destroy(handle)
-
-
 class Group:
     """The ranks of one job, as this rank sees them. Made by `init`; usable until `shutdown`.
 
@@ -109,11 +85,13 @@ class Group:
         self.tuning = tuning
         self.rows_max = rows_max
         self.process_group = process_group
+        #: The ranks of the launch that form the group, in its order; None where `init` was given a place, whose numbers may be others.
+        self.ranks: Optional[tuple[int, ...]] = None
         self.wait_timeout_ms = _milliseconds(wait_timeout)
         self._handle: Optional[ctypes.c_void_p] = handle
         self._process = os.getpid()
         self._lock = threading.RLock()
-        self._operators: collections.OrderedDict[tuple, _Operator] = collections.OrderedDict()
+        self._operators = Kept()
         self.last_launch: Optional[LaunchStats] = None
         place = _c.Place()
         _c.call("mk_session_place", handle, ctypes.byref(place))
@@ -154,7 +132,7 @@ class Group:
         """Raises why the group, or a launch on a GPU that has ended, failed. Does not wait."""
         _c.call("mk_session_status", self.handle, rank=self.rank)
         with self._lock:
-            for operator in self._operators.values():
+            for _, operator in self._operators.all():
                 _c.call("mk_op_status", operator.handle, rank=self.rank)
 
     def barrier(self, timeout: float = 60.0) -> None:
@@ -215,7 +193,7 @@ class Group:
             raise invalid(f"the mode of group '{self.name}' is {self.mode!r}: there are {', '.join(_MODES)}", self.rank)
         mode, arguments.tag = _MODES[self.mode], self.tag
         with self._lock:
-            operator = self._operator(name, shape, room, device)
+            operator = self._operators.operator(self, name, shape, room, device)
             stats = _c.LaunchStats()
             if operator.launched:
                 self._call_launch(operator, arguments, device, stream, mode, stats)
@@ -244,38 +222,11 @@ class Group:
             if after is not None:
                 after(operator.handle)
 
-    def _call_launch(self, operator: _Operator, arguments: Any, device: int, stream: int, mode: int, stats: _c.LaunchStats) -> None:
+    def _call_launch(self, operator: Operator, arguments: Any, device: int, stream: int, mode: int, stats: _c.LaunchStats) -> None:
         if device >= 0:
             _c.call("mk_op_launch_on", operator.handle, stream, ctypes.byref(arguments), mode, rank=self.rank)
         else:
             _c.call("mk_op_launch", operator.handle, ctypes.byref(arguments), mode, ctypes.byref(stats), rank=self.rank)
-
-    def _operator(self, name: str, shape: dict[str, int], room: int, device: int) -> _Operator:
-        key = (name, tuple(shape.items()), device)
-        if _c.SHAPES[name][1] == "m_max":
-            room = max(room, self.rows_max)
-        operator = self._operators.get(key)
-        if operator is not None and operator.room < room:
-            self._operators.pop(key).destroy()
-            operator = None
-        if operator is None:
-            while len(self._operators) >= OPERATORS_MAX:
-                self._operators.popitem(last=False)[1].destroy()
-            with Progress(f"{name} of {self!r} takes its memory", self.rank):
-                operator = self._operators[key] = self._created(name, shape, room, device)
-        self._operators.move_to_end(key)
-        return operator
-
-    def _created(self, name: str, shape: dict[str, int], room: int, device: int) -> _Operator:
-        """A new operator. Where there is no room for it, those longest unused go: all ranks hear of that, and do alike."""
-        while True:
-            try:
-                return _Operator(self, name, shape, room, _c.CPU if device < 0 else _c.CUDA)
-            except Error as error:
-                if error.code != ErrorCode.LIMIT_EXCEEDED or not self._operators:
-                    raise
-                self._operators.popitem(last=False)[1].destroy()
-                self.barrier()  # what an operator had is free again when all ranks have destroyed it
 
     def explain(self) -> str:
         """A description of the group and of what it keeps, to print."""
@@ -284,8 +235,10 @@ class Group:
             f"{self!r}",
             f"  library {_c.version()}, node {place.node_rank} of {place.nodes}, local rank {place.local_rank} of {place.local_size}",
         ]
-        for (name, shape, device), operator in self._operators.items():
+        for (name, shape, device), operator in self._operators.all():
             where = "CPU" if device < 0 else f"GPU {device}"
+            if operator.captured:
+                where += ", kept for a captured graph"
             words = ", ".join(f"{field} {_said(field, value)}" for field, value in shape)
             room = _c.SHAPES[name][1]
             lines.append(f"  {name}: {room} {operator.room}, {words}, {where}, workspace {operator.workspace_bytes.value / 2**20:.1f} MiB")
@@ -303,8 +256,7 @@ class Group:
             handle, self._handle = self._handle, None
             if handle is None:
                 return
-            while self._operators:
-                self._operators.popitem()[1].destroy()
+            self._operators.destroy()
             # A failed session answers that it failed; it is freed all the same.
             _c.library().mk_session_detach(handle)
 
@@ -373,6 +325,8 @@ def init(
         else:
             _c.call("mk_session_attach", ctypes.byref(options), ctypes.byref(handle), rank=rank)
     made = Group(name, handle, wait_timeout, process_group, tuning, rows_max)
+    if place is None:
+        made.ranks = tuple(range(made.world) if ranks is None else ranks)
     with _registry_lock:
         _groups[name] = made
     return made
@@ -402,19 +356,20 @@ def get_group(group: GroupLike = None) -> Group:
     """The group of that name; without one, the default, or the only one that there is."""
     if isinstance(group, Group):
         return group
-    with _registry_lock:
-        if group:
-            if group in _groups:
-                return _groups[group]
-            for made in _groups.values():  # by the name that torch.distributed gave its ProcessGroup
-                if getattr(made.process_group, "group_name", None) == group:
-                    return made
-        elif DEFAULT in _groups:
-            return _groups[DEFAULT]
-        elif len(_groups) == 1:
-            return next(iter(_groups.values()))
-        known = ", ".join(sorted(_groups)) or "none"
-    raise invalid(f"no group '{group or DEFAULT}' (there are: {known}): call mkernel.init() first")
+    # Without the lock: torch.compile reads this function, guards what it finds, and knows no locks.
+    if group:
+        if group in _groups:
+            return _groups[group]
+        for made in list(_groups.values()):  # by the name that torch.distributed gave its ProcessGroup
+            if getattr(made.process_group, "group_name", None) == group:
+                return made
+    elif DEFAULT in _groups:
+        return _groups[DEFAULT]
+    elif len(only := list(_groups.values())) == 1:
+        return only[0]
+    known = ", ".join(sorted(_groups)) or "none"
+    remedy = "name one of these by group=, or call mkernel.init()" if _groups else "call mkernel.init() first"
+    raise invalid(f"no group '{group or DEFAULT}' (there are: {known}): {remedy}")
 
 
 def groups() -> list[Group]:

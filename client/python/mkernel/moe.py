@@ -65,7 +65,7 @@ def moe_dispatch_gemm(
     capacity = rows_at_most(sum(counts), ids.shape[1], experts.shape[0])
     y = numpy.empty((capacity, experts.shape[2]), dtype=tokens.dtype)
     addresses = [x.ctypes.data for x in (tokens, ids, weights, experts, y)]
-    shape = dispatch_shape(experts.shape, experts_total, ids.shape[1], arrays.dtype_of(tokens.dtype), bias is not None)
+    shape = dispatch_shape(chosen, experts.shape, experts_total, ids.shape[1], arrays.dtype_of(tokens.dtype), bias is not None)
     of_bias = 0 if bias is None else bias.ctypes.data
     first, offsets, rows = dispatch(chosen, addresses, len(tokens), shape, capacity, max(counts), of_bias)
     rank, token, slot, weight = (rows[name].copy() for name in ("rank", "token", "slot", "weight"))
@@ -185,9 +185,12 @@ def check_combine(group: Group, y: Any, rows: int, experts: Any, experts_total: 
         )
 
 
-def dispatch_shape(experts: Any, experts_total: int, top_k: int, dtype: int, bias: bool = False) -> dict[str, int]:
+def dispatch_shape(group: Group, experts: Any, experts_total: int, top_k: int, dtype: int, bias: bool = False) -> dict[str, int]:
     """The fields of the library's shape for experts of [count, hidden, features]."""
-    return dict(hidden=experts[1], features=experts[2], experts=experts_total, top_k=top_k, dtype=dtype, b_layout=_c.KN, bias=int(bias))
+    shape = dict(hidden=experts[1], features=experts[2], experts=experts_total, top_k=top_k, dtype=dtype, b_layout=_c.KN, bias=int(bias))
+    # The room of all ranks alike, whichever of them has an expert more. It grows with the tokens, so that one operator serves all counts.
+    shape["rows_per_token"] = rows_at_most(group.world, top_k, -(-experts_total // group.world))
+    return shape
 
 
 def combine_shape(experts: Any, experts_total: int, top_k: int, dtype: int, transposed: bool = False) -> dict[str, int]:

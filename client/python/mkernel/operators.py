@@ -158,7 +158,7 @@ def gemm_rs_backward(dy: Any, a: Any, b: Any, *, group: GroupLike = None) -> tup
 
 def gemm_ar_backward(dy: Any, a: Any, b: Any, *, group: GroupLike = None) -> tuple:
     """(dA, dB) of ``gemm_ar(a, b)``; `dy` is the same on all ranks."""
-    return gradients.gemm_ar(_numpy_ops, dy, a, b)
+    return gradients.gemm_ar(_numpy_ops, dy, a, b, group)
 
 
 def copy_gemm_backward(dy: Any, a: Any, b: Any, *, group: GroupLike = None) -> tuple:
@@ -184,11 +184,11 @@ class _NumpyOps:
     def all_gather(self, a: Any, group: Group) -> Any:
         return all_gather(a, group=group, m=self._m)
 
-    def mm(self, x: Any, y: Any) -> Any:
+    def mm(self, x: Any, y: Any, like: Any) -> Any:
         return arrays.to_like(arrays.to_float(x) @ arrays.to_float(y), x.dtype)
 
-    def mm_t(self, x: Any, y: Any, b: Any) -> Any:
-        return self.mm(x.T, y)
+    def copy_gemm(self, x: Any, y: Any, like: Any, group: Group) -> Any:
+        return self.mm(x, y, like)
 
 
 _numpy_ops = _NumpyOps()

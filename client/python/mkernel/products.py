@@ -23,16 +23,17 @@ class Operand:
     pitch: int
 
 
-def columns_of_result(group: Group, what: str, n: int, activation: Optional[str]) -> int:
+def columns_of_result(group: Optional[Group], what: str, n: int, activation: Optional[str]) -> int:
     """How many columns the result of a product with n columns has; Error for an activation that there is not."""
     if activation is None:
         return n
+    rank = None if group is None else group.rank
     if activation not in ACTIVATIONS:
-        raise invalid(f"{what}: activation {activation!r}: there are {', '.join(ACTIVATIONS)}", group.rank)
+        raise invalid(f"{what}: activation {activation!r}: there are {', '.join(ACTIVATIONS)}", rank)
     if activation != "gated_silu":
         return n
     if n % 2 != 0:
-        raise invalid(f"{what}: b has {n} columns, and gated_silu takes them by twos", group.rank)
+        raise invalid(f"{what}: b has {n} columns, and gated_silu takes them by twos", rank)
     return n // 2
 
 

@@ -43,7 +43,7 @@ def test_a_wrong_gradient_of_b_turns_the_check_red(cluster, which):
 
 def test_opcheck_finds_nothing(cluster):
     for outcomes in cluster.run(torch_ranks.operators_pass_opcheck):
-        assert len(outcomes) == 44 and set(outcomes.values()) == {"SUCCESS"}
+        assert len(outcomes) == 48 and set(outcomes.values()) == {"SUCCESS"}
 
 
 @pytest.mark.parametrize(
@@ -80,6 +80,16 @@ def test_a_wrong_gradient_of_experts_turns_the_check_red(cluster):
         assert "gemm_combine" in said
 
 
+def test_one_operator_serves_all_counts_of_tokens(cluster):
+    for rooms in cluster.run(torch_layer_ranks.one_operator_serves_all_counts_of_tokens):
+        assert len(rooms) == 5 and all(len(here) == 1 and here[0][0] == here[0][1] for here in rooms)
+
+
+def test_dispatches_on_a_gpu_ask_for_the_same_operator_whatever_their_count(cluster):
+    for asked in cluster.run(torch_layer_ranks.shapes_of_dispatches_on_a_gpu, (1, 5, 64, 1000)):
+        assert len(asked) == 4 and all(one == asked[0] for one in asked)
+
+
 def test_attention_and_the_layers_are_in_mkernel_itself(cluster):
     for said in cluster.run(torch_ranks.names_of_torch_are_at_hand):
         assert "mkernel.attention" in said[0] and "mkernel.torch" in said[1]
@@ -100,15 +110,6 @@ def test_dimensions_of_a_device_mesh_are_groups_side_by_side(cluster, tmp_path):
         assert ranks == (dp, tp)
         tp_sum = 4.0 * dp + 3.0
         assert sums == [4.0 + 2 * tp, tp_sum, tp_sum]
-
-
-def test_the_fused_operators_of_symm_mem_are_ours(cluster, tmp_path):
-    assert cluster.run(torch_ranks.fused_operators_of_symm_mem, str(tmp_path)) == [True] * 4
-
-
-def test_inductors_pass_for_async_tensor_parallelism_calls_ours(tmp_path):
-    with mkernel.local_cluster(nodes=2, local=1) as two:
-        assert two.run(torch_ranks.async_tp_pass_calls_ours, str(tmp_path), timeout=600) == [["ag-gemm", "gemm-rs"]] * 2
 
 
 def test_a_rank_that_dies_in_a_training_step_is_named_to_the_others(cluster):

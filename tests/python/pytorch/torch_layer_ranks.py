@@ -201,13 +201,66 @@ def experts_gradients_are_right(kind, device="cpu", hidden=32, features=24, expe
         exact = x[token[here]].double().t() @ dys[token[here], slot[here]].double()
         close(w_.grad[e], exact, exact.abs() * 0 + 2.0**-8, "dW of moe_dispatch_gemm", 1.1)
 
-    inputs = (leaf(x_), ids_, leaf(f_), leaf(w_), experts, "")
+    inputs = (leaf(x_), ids_, leaf(f_), leaf(w_), experts, "", world)
     outcomes = torch.library.opcheck(torch.ops.mkernel.moe_dispatch_gemm, inputs)
     for more in (None, leaf(beside)):
         leaves = (leaf(y), leaf(factor), routed.rows, routed.offsets, ids_, leaf(w))
         seen = torch.library.opcheck(torch.ops.mkernel.gemm_combine, (*leaves, more, experts, ""))
         outcomes.update({f"{key} {more is None}": value for key, value in seen.items()})
     return outcomes
+
+
+def one_operator_serves_all_counts_of_tokens(device="cpu", hidden=32, features=24, experts=6, top_k=2):
+    """Dispatches of different counts, each with all tokens on the experts of one rank: right, by one operator, which is made for the most so far."""
+    group = init_on(device)
+    world, rank = group.world, group.rank
+    first, last = rank * experts // world, (rank + 1) * experts // world
+    up = random_tensor(1, experts, hidden, features)
+    rooms, most = [], 0
+    for count in (5, 9, 3, 17, 8):
+        most = max(most, count)
+        tokens = random_tensor(10 + count, world * count, hidden)
+        ids = torch.tensor([1, 2] if world > 2 else [3, 4]).expand(count, top_k)
+        weights = torch.rand(count, top_k, generator=torch.Generator().manual_seed(rank))
+        mine = tokens[rank * count : (rank + 1) * count].to(device)
+        routed = mt.moe_dispatch_gemm(mine, ids.to(device), weights.to(device), up[first:last].to(device), experts_total=experts)
+        used = int(routed.offsets[-1])
+        assert used == (world * count * top_k if first <= ids[0, 0] < last else 0)
+        expert = torch.arange(first, last).repeat_interleave(routed.offsets.cpu().long().diff())
+        rows = routed.rows[:used].cpu().long()
+        x, w = tokens[rows[:, 0] * count + rows[:, 1]].double(), up[expert].double()
+        exact = torch.einsum("jh,jhf->jf", x, w)
+        off = (routed.y[:used].cpu().double() - exact).abs()
+        assert (off <= 2.0**-8 * exact.abs() + 2.0**-16 * torch.einsum("jh,jhf->jf", x.abs(), w.abs())).all(), f"{count} tokens"
+        rooms.append([(operator.room, most) for (name, *_), operator in group._operators.items() if name == "moe"])
+    return rooms
+
+
+def shapes_of_dispatches_on_a_gpu(counts):
+    """The library's shape of a dispatch on a GPU, by its count of tokens; nothing is launched."""
+    import contextlib
+    from types import SimpleNamespace
+
+    from mkernel import moe as base
+    from mkernel.torch import moe
+
+    asked = []
+
+    class Group:
+        world, rank = 4, 0
+
+        def launch(self, name, shape, room, arguments, **more):
+            asked.append((name, dict(shape)))
+            raise InterruptedError
+
+    torch.cuda.device, torch.cuda.current_stream = lambda _: contextlib.nullcontext(), lambda: SimpleNamespace(cuda_stream=0)
+    group, experts = Group(), random_tensor(1, 2, 16, 24)
+    for count in counts:
+        shape = base.dispatch_shape(group, experts.shape, 6, 3, 1)
+        inputs = (random_tensor(2, count, 16), torch.zeros(count, 3, dtype=torch.int32), torch.ones(count, 3), experts)
+        with contextlib.suppress(InterruptedError):
+            moe._dispatch_on_device(group, *inputs, shape, 24 * count)
+    return asked
 
 
 def wrong_gradient_of_experts_is_seen():

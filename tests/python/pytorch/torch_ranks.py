@@ -16,7 +16,7 @@ DTYPES = {"bf16": torch.bfloat16, "f16": torch.float16}
 
 def random_tensor(seed, *shape, dtype=torch.bfloat16):
     """The same on every rank that asks for it."""
-    return (torch.randn(*shape, generator=torch.Generator().manual_seed(seed)) / 4).to(dtype)
+    return (torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float32) / 4).to(dtype)
 
 
 def init_on(device):
@@ -176,8 +176,8 @@ def collectives_are_each_others_gradients(kind, device="cpu", rows=6, n=40):
         y.backward(xs[rank].to(device))
         assert torch.equal(parts.grad.cpu(), torch.cat(xs)), "gradient of reduce_scatter"
     if device == "cpu":
-        torch.library.opcheck(torch.ops.mkernel.all_gather.default, (xs[rank].clone().requires_grad_(), ""))
-        torch.library.opcheck(torch.ops.mkernel.reduce_scatter.default, (dys[rank].clone().requires_grad_(), "", None))
+        torch.library.opcheck(torch.ops.mkernel.all_gather.default, (xs[rank].clone().requires_grad_(), "", world))
+        torch.library.opcheck(torch.ops.mkernel.reduce_scatter.default, (dys[rank].clone().requires_grad_(), "", world, None))
     mkernel.shutdown()
     return True
 
@@ -240,15 +240,17 @@ def wrong_db_is_seen(which):
 
 
 def operators_pass_opcheck():
-    mkernel.init()
+    world = mkernel.init().world
     a, b = random_tensor(1, 8, 16).requires_grad_(), random_tensor(2, 24, 16).requires_grad_()
     outcomes = {}
-    for name, more in (("ag_gemm", (True,)), ("ag_gemm", (False,)), ("gemm_rs", ()), ("gemm_ar", ()), ("copy_gemm", ())):
+    for name, more in (
+        ("ag_gemm", (world, True)), ("ag_gemm", (world, False)), ("gemm_rs", (world,)), ("gemm_ar", ()), ("copy_gemm", ()), ("copy_gemm", (True,))
+    ):
         for second in (b.t(), b.detach().t().contiguous().requires_grad_()):
             seen = torch.library.opcheck(getattr(torch.ops.mkernel, name), (a, second, "", *more))
             outcomes.update({f"{name}{more} {key}": value for key, value in seen.items()})
     bias = random_tensor(3, 24).requires_grad_()
-    for name, more in (("ag_gemm", (True,)), ("gemm_rs", ()), ("gemm_ar", ())):
+    for name, more in (("ag_gemm", (world, True)), ("gemm_rs", (world,)), ("gemm_ar", ())):
         # With an activation the operator has no gradient, which is the function's.
         for x, y, behind in ((a, b, (bias,)), (a.detach(), b.detach(), (bias.detach(), "gated_silu"))):
             seen = torch.library.opcheck(getattr(torch.ops.mkernel, name), (x, y.t(), "", *more, *behind))
@@ -407,57 +409,6 @@ def groups_of_a_mesh(folder):
     return refused, (dp.rank, tp.rank), sums
 
 
-def fused_operators_of_symm_mem(folder):
-    """torch.ops.symm_mem's two operators, by ours, along each dimension."""
-    join_torch_distributed(folder)
-    import torch.distributed as dist
-
-    group = mkernel.init(dist.group.WORLD)
-    mt.use_for_async_tp("cpu")
-    name = dist.group.WORLD.group_name
-    world, rank = group.world, group.rank
-    weights = [random_tensor(50 + i, 16, 24) for i in range(2)]
-    for dim in (0, 1):
-        parts = [random_tensor(r, 4, 6, 16) for r in range(world)]
-        gathered, products = torch.ops.symm_mem.fused_all_gather_matmul(parts[rank], weights, dim, name)
-        whole = torch.cat(parts, dim)
-        assert torch.equal(gathered, whole)
-        for got, weight in zip(products, weights):
-            assert error_of(got, whole.double() @ weight.double()) < 0.005
-        assert torch.ops.symm_mem.fused_all_gather_matmul(parts[rank], weights, dim, name, return_A=False)[0] is None
-
-        partial = [random_tensor(r, 8, 4, 16) for r in range(world)]
-        total = sum(a.double() @ weights[0].double() for a in partial).chunk(world, dim)[rank]
-        for reduce_op, scale in (("sum", 1), ("avg", world)):
-            got = torch.ops.symm_mem.fused_matmul_reduce_scatter(partial[rank], weights[0], reduce_op, dim, name)
-            assert error_of(got, total / scale) < 0.02
-    return True
-
-
-def async_tp_pass_calls_ours(folder):
-    """Inductor's pass for async tensor parallelism finds gather and product, product and scatter; the graph then runs by our operators."""
-    join_torch_distributed(folder)
-    import torch._inductor.config as inductor
-    import torch.distributed as dist
-    from torch.distributed import _functional_collectives as funcol
-
-    torch.set_num_threads(1)
-    group = mkernel.init(dist.group.WORLD)
-    mt.use_for_async_tp("cpu")
-
-    def layers(x, up, down):
-        y = nn.functional.silu(funcol.all_gather_tensor(x, 0, dist.group.WORLD) @ up)
-        return funcol.reduce_scatter_tensor(y @ down, "sum", 0, dist.group.WORLD)
-
-    inputs = [random_tensor(i + 10 * group.rank, *shape) for i, shape in enumerate(((4, 16), (16, 32), (32, 16)))]
-    eager = layers(*inputs)
-    assert not group._operators, "eager mode gathers by torch.distributed"
-    with inductor.patch(_micro_pipeline_tp=True):
-        compiled = torch.compile(layers, fullgraph=True)(*inputs)
-    assert error_of(compiled, eager.double()) < 0.01
-    return sorted({name for name, *_ in group._operators})
-
-
 def rank_dies_in_a_training_step(victim):
     group = mkernel.init(wait_timeout=60)
     layer = mt.ColumnParallelLinear(16, 32, sequence_parallel=True, dtype=torch.bfloat16)
@@ -492,39 +443,6 @@ def wrong_tensors():
         except mkernel.Error as error:
             errors.append(error.sentence)
     return errors
-
-
-def cuda_graphs_replay(name):
-    """A step captured once, forward and backward, and replayed with other numbers in the same memory."""
-    init_on("cuda")
-    call = getattr(mt, name)
-    inputs = [random_tensor(i, 64, 64).cuda().requires_grad_() for i in ((1,) if name in ("all_gather", "reduce_scatter") else (1, 2))]
-
-    def step():
-        for x in inputs:
-            x.grad = None
-        y = call(*inputs)
-        y.backward(torch.ones_like(y))
-        return [y.detach(), *(x.grad for x in inputs)]
-
-    side = torch.cuda.Stream()
-    with torch.cuda.stream(side):  # operators are made, and take their memory, before the capture
-        for _ in range(2):
-            step()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        captured = step()
-    for round_ in range(3):
-        with torch.no_grad():
-            inputs[0].copy_(random_tensor(10 + round_, 64, 64))
-        graph.replay()
-        torch.cuda.synchronize()
-        got = [x.clone() for x in captured]
-        for mine, again in zip(got, step()):
-            assert torch.equal(mine, again), f"{name}, replay {round_}"
-    mkernel.get_group().check()
-    return True
 
 
 def names_of_torch_are_at_hand():

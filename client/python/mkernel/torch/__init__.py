@@ -17,7 +17,8 @@ from .moe import Routed, gemm_combine, moe_dispatch_gemm
 from .moe_layer import MoELayer
 from .operators import ag_gemm, all_gather, copy_gemm, gemm_ar, gemm_rs, reduce_scatter
 from .packed import attention_varlen
-from .shards import clip_grad_norm_, finish_gradients, mark_sequence_parallel, use_dtensors
+from .sequence_parallel import finish_gradients, mark_sequence_parallel
+from .shards import clip_grad_norm_, use_dtensors
 from .symm_mem import fused_all_gather_matmul, fused_matmul_reduce_scatter, use_for_async_tp
 
 

@@ -15,8 +15,8 @@ from .. import gradients
 from .. import ring as base
 from ..errors import Error, ErrorCode, invalid
 from ..group import GroupLike, get_group
-from .composed import reduce_scatter, warn_once
-from .operators import _DTYPES, _name, all_gather
+from .composed import all_gather, in_own_types, misaligned, operator, reduce_scatter, warn_once
+from .operators import _DTYPES, _name
 
 
 def attention(
@@ -51,9 +51,7 @@ def sequence_shard(x: Tensor, dim: int, *, is_causal: bool = False, group: Group
     return x.index_select(dim, torch.from_numpy(base.sequence_rows(x.shape[dim], causal=is_causal, group=group)).to(x.device))
 
 
-@torch.library.custom_op(
-    "mkernel::ring_attention", mutates_args=(), schema="(Tensor q, Tensor k, Tensor v, bool causal, float scale, str group) -> (Tensor, Tensor)"
-)
+@operator("ring_attention", "(Tensor q, Tensor k, Tensor v, bool causal, float scale, str group) -> (Tensor, Tensor)")
 def _ring_attention(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float, group: str) -> tuple[Tensor, Tensor]:
     """q is [batch, heads, rows, dimension]; the results are the output, like q, and the log-sum-exp [batch, heads, rows]. Both lie row by row."""
     chosen = get_group(group)
@@ -84,11 +82,10 @@ def _as_taken(x: Tensor) -> Tensor:
     """x where the library can read it: on a GPU in any order but for the dimension, on CPUs head after head within a row."""
     batch, heads, rows, size = x.stride()
     # A stride of 0 would mean the default, so a repeated tensor is copied; sizes of 1 have any stride.
-    if x.is_cuda and size == 1 and min(batch, heads, rows) > 0 and all(stride % 8 == 0 for stride in (batch, heads, rows)) and x.data_ptr() % 16 == 0:
+    fits = all(stride % 8 == 0 for stride in (batch, heads, rows)) if x.is_cuda else heads == x.shape[3]
+    if size == 1 and min(batch, heads, rows) > 0 and fits and not misaligned(x):
         return x
-    if not x.is_cuda and size == 1 and heads == x.shape[3] and min(batch, rows) > 0:
-        return x
-    return x.transpose(1, 2).contiguous().transpose(1, 2)
+    return x.transpose(1, 2).clone(memory_format=torch.contiguous_format).transpose(1, 2)
 
 
 def _like_output(q: Tensor) -> tuple[Tensor, Tensor]:
@@ -101,10 +98,10 @@ def _(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float, group: str) -
     return _like_output(q)
 
 
-@torch.library.custom_op(
-    "mkernel::ring_attention_backward",
-    mutates_args=(),
-    schema="(Tensor dout, Tensor dlse, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, bool causal, float scale, str group) -> (Tensor, Tensor, Tensor)",
+@operator(
+    "ring_attention_backward",
+    "(Tensor dout, Tensor dlse, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, bool causal, float scale, str group) -> (Tensor, Tensor, Tensor)",
+    waits=True,
 )
 def _backward(
     dout: Tensor, dlse: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, causal: bool, scale: float, group: str
@@ -114,7 +111,7 @@ def _backward(
     batch, key_heads, rows, size = k.shape
     seq = rows * chosen.world
     packed = torch.stack([k, v]).permute(3, 1, 0, 2, 4)  # [rows, batch, k and v, heads, dimension]
-    everyone = all_gather(packed.reshape(rows, -1), group=group).view(seq, batch, 2, key_heads, size)
+    everyone = all_gather(packed.reshape(rows, -1), chosen).view(seq, batch, 2, key_heads, size)
     everyones_rows = [torch.from_numpy(base.sequence_rows(seq, causal=causal, group=chosen, rank=r)) for r in range(chosen.world)]
     mine, theirs = everyones_rows[chosen.rank].to(q.device), torch.cat(everyones_rows).to(q.device)
     hidden = mine[:, None] < theirs[None, :] if causal else None
@@ -129,9 +126,9 @@ def _backward(
             dq[b, head] = of_q.to(q.dtype)
             parts[:, b, 0, of] += dk
             parts[:, b, 1, of] += dv
-    mine_of_all = reduce_scatter(parts.reshape(seq, -1).to(k.dtype), group).view(rows, batch, 2, key_heads, size)
-    # Copies, each with its rows one after the other: an operator's results must not share memory.
-    of_k, of_v = (x.transpose(0, 1).contiguous().transpose(1, 2) for x in mine_of_all.unbind(2))
+    mine_of_all = reduce_scatter(parts.reshape(seq, -1).to(k.dtype), chosen).view(rows, batch, 2, key_heads, size)
+    # Copies, each with its rows one after the other, also where they lie so: an operator's results must not share memory.
+    of_k, of_v = (x.transpose(0, 1).clone(memory_format=torch.contiguous_format).transpose(1, 2) for x in mine_of_all.unbind(2))
     return dq, of_k, of_v
 
 
@@ -149,4 +146,4 @@ def _gradients(ctx: Any, dout: Tensor, dlse: Tensor) -> tuple:
     return (*torch.ops.mkernel.ring_attention_backward(dout, dlse, *ctx.saved_tensors, ctx.causal, ctx.scale, ctx.group), None, None, None)
 
 
-_ring_attention.register_autograd(_gradients, setup_context=_save)
+_ring_attention.register_autograd(in_own_types(_gradients), setup_context=_save)

@@ -1,10 +1,11 @@
-"""What composed gradients share: one warning for each operator, a sum over ranks that each rank gets its rows of, and an operator's memory."""
+"""What the operators of torch.library share: how they are made, tensors as the library reads them, a warning for each composed gradient."""
 
 from __future__ import annotations
 
 import ctypes
+import functools
 import warnings
-from typing import Any
+from typing import Any, Callable
 
 import torch
 from torch import Tensor
@@ -12,7 +13,49 @@ from torch import Tensor
 from .. import _c
 from ..group import Group
 
+#: Of addresses that kernels read by vectors, in bytes.
+_GPU_ALIGNMENT = 16
 _warned: set[str] = set()
+
+
+def operator(name: str, schema: str, *, waits: bool = False) -> Callable[[Callable], Any]:
+    """Makes a function the operator mkernel::`name`.
+
+    A cache of graphs knows an operator by its arguments. So where shapes of results follow from the group's size, `world` is an argument. `waits`: the
+    operator waits for the device, or copies from pageable memory. No CUDA graph can hold that.
+    """
+    more: dict[str, Any] = {}
+    if waits and hasattr(torch.Tag, "cudagraph_unsafe"):
+        more["tags"] = (torch.Tag.cudagraph_unsafe,)
+
+    def make(body: Callable) -> Any:
+        return torch.library.custom_op(f"mkernel::{name}", in_own_types(body), mutates_args=(), schema=schema, **more)
+
+    return make
+
+
+def in_own_types(body: Callable) -> Callable:
+    """An operator's function, or its gradient's, that also under torch.autocast computes in the types that its tensors have."""
+
+    @functools.wraps(body)
+    def run(*arguments: Any) -> Any:
+        device = next((x.device.type for x in arguments if isinstance(x, Tensor)), "")
+        if device not in ("cpu", "cuda") or not torch.is_autocast_enabled(device):
+            return body(*arguments)
+        with torch.autocast(device, enabled=False):
+            return body(*arguments)
+
+    return run
+
+
+def misaligned(x: Tensor) -> bool:
+    """Whether x begins where a GPU's kernels cannot read it."""
+    return x.is_cuda and x.data_ptr() % _GPU_ALIGNMENT != 0
+
+
+def dense(x: Tensor) -> Tensor:
+    """x row after row, where the library can read it; a copy if it is not so."""
+    return x.clone(memory_format=torch.contiguous_format) if misaligned(x) else x.contiguous()
 
 
 def warn_once(name: str, what: str = "gradient") -> None:
@@ -27,9 +70,14 @@ def warn_once(name: str, what: str = "gradient") -> None:
         )
 
 
-def reduce_scatter(parts: Tensor, group: str) -> Tensor:
+def all_gather(a: Tensor, group: Group) -> Tensor:
+    """All ranks' rows, one rank after the other."""
+    return torch.ops.mkernel.all_gather(a, group.name, group.world)
+
+
+def reduce_scatter(parts: Tensor, group: Group) -> Tensor:
     """This rank's rows of the sum over the group."""
-    return torch.ops.mkernel.reduce_scatter(parts, group)
+    return torch.ops.mkernel.reduce_scatter(parts, group.name, group.world)
 
 
 class _Words:

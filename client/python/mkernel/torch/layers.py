@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from ..errors import invalid
 from ..group import Group, GroupLike, get_group
 from . import operators
-from .shards import local_of, mark_own
+from .sequence_parallel import mark_own
+from .shards import local_of
 
 
 def column_parallel(
@@ -110,7 +111,7 @@ class ColumnParallelLinear(_ParallelLinear):
             made.weight.copy_(linear.weight.chunk(chosen.world, 0)[chosen.rank])
             if made.bias is not None:
                 made.bias.copy_(linear.bias.chunk(chosen.world, 0)[chosen.rank])
-        return made
+        return _frozen_as(made, linear)
 
 
 class RowParallelLinear(_ParallelLinear):
@@ -137,7 +138,7 @@ class RowParallelLinear(_ParallelLinear):
         share = _share(in_features, chosen, "in_features")
         super().__init__(in_features, out_features, out_features, share, out_features if bias else 0, chosen, sequence_parallel, device, dtype)
         if bias and sequence_parallel:
-            mark_own(self, "bias")
+            mark_own(self, "bias", chosen)
 
     def forward(self, x: Tensor) -> Tensor:
         return row_parallel(x, local_of(self.weight), local_of(self.bias), self.group, self.sequence_parallel)
@@ -151,13 +152,20 @@ class RowParallelLinear(_ParallelLinear):
             made.weight.copy_(linear.weight.chunk(chosen.world, 1)[chosen.rank])
             if made.bias is not None:
                 made.bias.copy_(linear.bias)
-        return made
+        return _frozen_as(made, linear)
 
 
 def _share(features: int, group: Group, what: str) -> int:
     if features % group.world != 0:
         raise invalid(f"{what}={features} does not divide over {group.world} ranks", group.rank)
     return features // group.world
+
+
+def _frozen_as(made: Any, linear: nn.Linear) -> Any:
+    """The layer, with those parameters frozen that are so in the whole layer."""
+    for name, parameter in linear.named_parameters(recurse=False):
+        getattr(made, name).requires_grad_(parameter.requires_grad)
+    return made
 
 
 def _as(linear: nn.Linear, options: dict[str, Any]) -> dict[str, Any]:

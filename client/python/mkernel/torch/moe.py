@@ -17,8 +17,8 @@ from .. import _c, gradients
 from .. import moe as base
 from ..errors import Error, ErrorCode, invalid
 from ..group import Group, GroupLike, get_group
-from .composed import on_device, reduce_scatter, warn_once
-from .operators import _DTYPES, _name, all_gather
+from .composed import all_gather, dense, in_own_types, on_device, operator, reduce_scatter, warn_once
+from .operators import _DTYPES, _name, group_of, name_and_world
 
 
 class Routed(NamedTuple):
@@ -42,7 +42,7 @@ def moe_dispatch_gemm(tokens: Tensor, ids: Tensor, weights: Tensor, experts: Ten
     `tokens` is [count, hidden], `ids` [count, k] with -1 for none, `weights` [count, k], `experts` [experts of this rank, hidden, features]. A token
     names an expert once at most.
     """
-    y, weight, rows, offsets = torch.ops.mkernel.moe_dispatch_gemm(tokens, ids, weights, experts, experts_total, _name(group))
+    y, weight, rows, offsets = torch.ops.mkernel.moe_dispatch_gemm(tokens, ids, weights, experts, experts_total, *name_and_world(group))
     return Routed(y, weight, rows, offsets, ids, experts_total)
 
 
@@ -59,21 +59,20 @@ def gemm_combine(y: Tensor, routed: Routed, experts: Tensor, *, residual: Option
 # --- Dispatch ---------------------------------------------------------------------------------------
 
 
-@torch.library.custom_op(
-    "mkernel::moe_dispatch_gemm",
-    mutates_args=(),
-    schema="(Tensor tokens, Tensor ids, Tensor weights, Tensor experts, int experts_total, str group) -> (Tensor, Tensor, Tensor, Tensor)",
+@operator(
+    "moe_dispatch_gemm",
+    "(Tensor tokens, Tensor ids, Tensor weights, Tensor experts, int experts_total, str group, int world) -> (Tensor, Tensor, Tensor, Tensor)",
 )
 def _moe_dispatch_gemm(
-    tokens: Tensor, ids: Tensor, weights: Tensor, experts: Tensor, experts_total: int, group: str
+    tokens: Tensor, ids: Tensor, weights: Tensor, experts: Tensor, experts_total: int, group: str, world: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    chosen = get_group(group)
+    chosen = group_of("moe_dispatch_gemm", group, world)
     base.check_shapes(chosen, tokens.shape, ids.shape, weights.shape, experts.shape, experts_total)
     dtype = _checked(chosen, "moe_dispatch_gemm", tokens, experts, ids, weights)
-    tokens, experts = tokens.contiguous(), experts.contiguous()
+    tokens, experts = dense(tokens), dense(experts)
     ids, weights = ids.to(torch.int32).contiguous(), weights.to(torch.float32).contiguous()
-    shape = base.dispatch_shape(experts.shape, experts_total, ids.shape[1], dtype)
-    capacity = _capacity(chosen, ids, experts)
+    shape = base.dispatch_shape(chosen, experts.shape, experts_total, ids.shape[1], dtype)
+    capacity = _capacity(world, ids, experts)
     if tokens.is_cuda:
         return _dispatch_on_device(chosen, tokens, ids, weights, experts, shape, capacity)
     y = tokens.new_empty((capacity, experts.shape[2]))
@@ -102,9 +101,6 @@ def _dispatch_on_device(
         y=y.data_ptr(),
         capacity=capacity,
     )
-    # The room of all ranks alike, whichever of them has an expert more.
-    most = -(-shape["experts"] // group.world)
-    shape["rows_max"] = base.rows_at_most(len(tokens) * group.world, shape["top_k"], most)
     kept: list[Tensor] = []
 
     def ask(operator: Any) -> None:
@@ -121,8 +117,10 @@ def _dispatch_on_device(
 
 
 @_moe_dispatch_gemm.register_fake
-def _(tokens: Tensor, ids: Tensor, weights: Tensor, experts: Tensor, experts_total: int, group: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    capacity = _capacity(get_group(group), ids, experts)
+def _(
+    tokens: Tensor, ids: Tensor, weights: Tensor, experts: Tensor, experts_total: int, group: str, world: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    capacity = _capacity(world, ids, experts)
     return (
         tokens.new_empty((capacity, experts.shape[2])),
         weights.new_empty((capacity,), dtype=torch.float32),
@@ -131,11 +129,11 @@ def _(tokens: Tensor, ids: Tensor, weights: Tensor, experts: Tensor, experts_tot
     )
 
 
-@torch.library.custom_op(
-    "mkernel::moe_dispatch_gemm_backward",
-    mutates_args=(),
-    schema="(Tensor dy, Tensor? dweight, Tensor tokens, Tensor ids, Tensor experts, Tensor rows, Tensor offsets, int experts_total, str group)"
+@operator(
+    "moe_dispatch_gemm_backward",
+    "(Tensor dy, Tensor? dweight, Tensor tokens, Tensor ids, Tensor experts, Tensor rows, Tensor offsets, int experts_total, str group)"
     " -> (Tensor, Tensor, Tensor)",
+    waits=True,
 )
 def _dispatch_backward(
     dy: Tensor,
@@ -150,22 +148,19 @@ def _dispatch_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     warn_once("moe_dispatch_gemm")
     chosen = get_group(group)
-    dy, everyones, source = dy.contiguous(), all_gather(tokens, group=group), _source(rows, len(tokens))
+    dy, everyones, source = dy.contiguous(), all_gather(tokens, chosen), _source(rows, len(tokens))
     dexperts = torch.zeros_like(experts, memory_format=torch.contiguous_format)
     for i, mine in enumerate(_slices(offsets)):
         dexperts[i] = everyones[source[mine]].t() @ dy[mine]
-    one = torch.ones(len(rows), device=dy.device)
+    one = dy.new_ones(len(rows), dtype=torch.float32)
     dtokens = _combine(chosen, dy, one, rows, offsets, ids, experts, None, experts_total, transposed=True)
-    dweights = torch.zeros(ids.shape, device=dy.device)
+    dweights = dy.new_zeros(ids.shape, dtype=torch.float32)
     if dweight is not None:
-        # Two parts of each number, as the sum is of the element type; one rank alone adds to each.
-        parts = dy.new_zeros((len(everyones), 2, -(-ids.shape[1] // 4) * 4))
+        # In float32, whose range a weight's gradient may need; one rank alone adds to each. Rows are multiples of 16 bytes.
+        parts = dy.new_zeros((len(everyones), -(-ids.shape[1] // 4) * 4), dtype=torch.float32)
         there = slice(0, int(offsets[-1]))
-        high = dweight.to(dy.dtype)
-        parts[source[there], 0, rows[there, 2].long()] = high[there]
-        parts[source[there], 1, rows[there, 2].long()] = (dweight - high.float()).to(dy.dtype)[there]
-        high, low = reduce_scatter(parts.flatten(1), group).view(len(tokens), 2, -1).float().unbind(1)
-        dweights = (high + low)[:, : ids.shape[1]].contiguous()
+        parts[source[there], rows[there, 2].long()] = dweight[there]
+        dweights = reduce_scatter(parts, chosen)[:, : ids.shape[1]].contiguous()
     return dtokens, dweights, dexperts
 
 
@@ -175,7 +170,7 @@ def _(dy: Tensor, dweight: Optional[Tensor], tokens: Tensor, ids: Tensor, expert
 
 
 def _save_dispatch(ctx: Any, inputs: tuple, output: tuple) -> None:
-    tokens, ids, weights, experts, ctx.experts_total, ctx.group = inputs
+    tokens, ids, weights, experts, ctx.experts_total, ctx.group, _ = inputs
     _, _, rows, offsets = output
     ctx.mark_non_differentiable(rows, offsets)
     ctx.set_materialize_grads(False)
@@ -192,19 +187,19 @@ def _dispatch_gradients(ctx: Any, dy: Optional[Tensor], dweight: Optional[Tensor
     dtokens, dweights, dexperts = torch.ops.mkernel.moe_dispatch_gemm_backward(
         dy, wanted, tokens, ids, experts, rows, offsets, ctx.experts_total, ctx.group
     )
-    return dtokens, None, dweights.to(ctx.dtype) if ctx.needs_input_grad[2] else None, dexperts, None, None
+    return dtokens, None, dweights.to(ctx.dtype) if ctx.needs_input_grad[2] else None, dexperts, None, None, None
 
 
-_moe_dispatch_gemm.register_autograd(_dispatch_gradients, setup_context=_save_dispatch)
+_moe_dispatch_gemm.register_autograd(in_own_types(_dispatch_gradients), setup_context=_save_dispatch)
 
 
 # --- Combine ----------------------------------------------------------------------------------------
 
 
-@torch.library.custom_op(
-    "mkernel::gemm_combine",
-    mutates_args=(),
-    schema="(Tensor y, Tensor weight, Tensor rows, Tensor offsets, Tensor ids, Tensor experts, Tensor? residual, int experts_total, str group) -> Tensor",
+@operator(
+    "gemm_combine",
+    "(Tensor y, Tensor weight, Tensor rows, Tensor offsets, Tensor ids, Tensor experts, Tensor? residual, int experts_total, str group) -> Tensor",
+    waits=True,  # where it is composed
 )
 def _gemm_combine(
     y: Tensor,
@@ -231,16 +226,16 @@ def _(y: Tensor, weight: Tensor, rows: Tensor, offsets: Tensor, ids: Tensor, exp
     return y.new_empty((ids.shape[0], experts.shape[2]))
 
 
-@torch.library.custom_op(
-    "mkernel::gemm_combine_backward",
-    mutates_args=(),
-    schema="(Tensor dout, Tensor y, Tensor weight, Tensor rows, Tensor offsets, Tensor experts, str group) -> (Tensor, Tensor, Tensor)",
+@operator(
+    "gemm_combine_backward",
+    "(Tensor dout, Tensor y, Tensor weight, Tensor rows, Tensor offsets, Tensor experts, str group) -> (Tensor, Tensor, Tensor)",
+    waits=True,
 )
 def _combine_backward(
     dout: Tensor, y: Tensor, weight: Tensor, rows: Tensor, offsets: Tensor, experts: Tensor, group: str
 ) -> tuple[Tensor, Tensor, Tensor]:
     warn_once("gemm_combine")
-    everyones, source = all_gather(dout, group=group), _source(rows, len(dout))
+    everyones, source = all_gather(dout, get_group(group)), _source(rows, len(dout))
     dy = torch.zeros(y.shape, dtype=y.dtype, device=y.device)
     dweight = torch.zeros_like(weight)
     dexperts = torch.zeros_like(experts, memory_format=torch.contiguous_format)
@@ -269,7 +264,7 @@ def _combine_gradients(ctx: Any, dout: Tensor) -> tuple:
     return dy, dweight, None, None, None, dexperts, dresidual, None, None
 
 
-_gemm_combine.register_autograd(_combine_gradients, setup_context=_save_combine)
+_gemm_combine.register_autograd(in_own_types(_combine_gradients), setup_context=_save_combine)
 
 
 # --- What both share --------------------------------------------------------------------------------
@@ -289,8 +284,8 @@ def _combine(
 ) -> Tensor:
     """GEMM+Combine. `transposed`: by the experts' weights transposed, and sums travel in float32, for a gradient."""
     hidden = experts.shape[1 if transposed else 2]
-    y, experts, ids = y.contiguous(), experts.contiguous(), ids.to(torch.int32).contiguous()
-    residual = None if residual is None else residual.contiguous()
+    y, experts, ids, offsets = dense(y), dense(experts), ids.to(torch.int32).contiguous(), offsets.contiguous()
+    residual = None if residual is None else dense(residual)
     shape = base.combine_shape(experts.shape, experts_total, ids.shape[1], _DTYPES[y.dtype], transposed)
     addresses = {"y": y.data_ptr(), "expert_weights": experts.data_ptr()}
     if residual is not None:
@@ -360,12 +355,12 @@ def _combine_composed(
     for i, mine in enumerate(_slices(offsets)):
         product = y[mine] @ (experts[i].t() if transposed else experts[i])
         total.index_add_(0, source[mine], product.float() * weight[mine, None])
-    out = reduce_scatter(total.to(y.dtype), group.name)
+    out = reduce_scatter(total.to(y.dtype), group)
     return out if residual is None else out + residual
 
 
-def _capacity(group: Group, ids: Tensor, experts: Tensor) -> int:
-    return base.rows_at_most(ids.shape[0] * group.world, ids.shape[1], experts.shape[0])
+def _capacity(world: int, ids: Tensor, experts: Tensor) -> int:
+    return base.rows_at_most(ids.shape[0] * world, ids.shape[1], experts.shape[0])
 
 
 def _source(rows: Tensor, count: int) -> Tensor:

@@ -12,7 +12,8 @@ from .. import moe as base
 from ..group import GroupLike, get_group
 from .layers import autocast_dtype
 from .moe import gemm_combine, moe_dispatch_gemm
-from .shards import local_of, mark_sequence_parallel
+from .sequence_parallel import mark_sequence_parallel
+from .shards import local_of
 
 
 class MoELayer(nn.Module):
@@ -36,7 +37,7 @@ class MoELayer(nn.Module):
         with torch.no_grad():
             self.gate_up.uniform_(-1 / math.sqrt(hidden), 1 / math.sqrt(hidden))
             self.down.uniform_(-1 / math.sqrt(intermediate), 1 / math.sqrt(intermediate))
-        mark_sequence_parallel(self.router)
+        mark_sequence_parallel(self.router, group=chosen)
 
     def extra_repr(self) -> str:
         return f"experts={self.experts_total}, top_k={self.top_k}, on this rank {self.gate_up.shape[0]}"

@@ -18,11 +18,10 @@ from torch import Tensor
 from .. import _c, gradients, products
 from ..errors import invalid
 from ..group import Group, GroupLike, get_group
+from .composed import dense, in_own_types, misaligned, operator
 
 _DTYPES = {torch.bfloat16: _c.BF16, torch.float16: _c.F16}
 _ANY_DTYPES = {**_DTYPES, torch.float32: _c.F32}
-#: Of addresses that kernels read by vectors, in bytes.
-_GPU_ALIGNMENT = 16
 
 
 # --- What people call -------------------------------------------------------------------------------
@@ -45,7 +44,7 @@ def ag_gemm(
     """
     keep = return_gathered or (keep_gathered and b.requires_grad)
     fused, behind = _divided(activation, a, b, bias)
-    out, gathered = torch.ops.mkernel.ag_gemm(a, b, _name(group), keep, bias, fused)
+    out, gathered = torch.ops.mkernel.ag_gemm(a, b, *name_and_world(group), keep, bias, fused)
     out = activated(out, behind)
     return (out, gathered) if return_gathered else out
 
@@ -61,7 +60,7 @@ def gemm_rs(
 ) -> Tensor:
     """GEMM+ReduceScatter: this rank's rows of the sum over all ranks of A B; the ranks divide the rows."""
     fused, behind = _divided(activation, a, b, bias)
-    return activated(torch.ops.mkernel.gemm_rs(a, b, _name(group), bias, fused, partials), behind)
+    return activated(torch.ops.mkernel.gemm_rs(a, b, *name_and_world(group), bias, fused, partials), behind)
 
 
 def gemm_ar(
@@ -88,18 +87,23 @@ def copy_gemm(a: Tensor, b: Tensor, *, group: GroupLike = None) -> Tensor:
 
 def all_gather(a: Tensor, *, group: GroupLike = None) -> Tensor:
     """All ranks' rows of A, of bf16, f16 or float32. Every rank has as many. Its gradient is reduce_scatter."""
-    return torch.ops.mkernel.all_gather(a, _name(group))
+    return torch.ops.mkernel.all_gather(a, *name_and_world(group))
 
 
 def reduce_scatter(parts: Tensor, *, partials: Optional[str] = None, group: GroupLike = None) -> Tensor:
     """This rank's rows of the sum over all ranks of `parts`; the ranks divide the rows. Its gradient is all_gather."""
-    return torch.ops.mkernel.reduce_scatter(parts, _name(group), partials)
+    return torch.ops.mkernel.reduce_scatter(parts, *name_and_world(group), partials)
 
 
 def _name(group: GroupLike) -> str:
     if group is None:
         return ""
     return group if isinstance(group, str) else group.name
+
+
+def name_and_world(group: GroupLike) -> tuple[str, int]:
+    """What an operator takes for a group where the shapes of its results follow from the group's size."""
+    return _name(group), get_group(group).world
 
 
 def activated(z: Tensor, activation: Optional[str]) -> Tensor:
@@ -123,35 +127,32 @@ def _divided(activation: Optional[str], *inputs: Optional[Tensor]) -> tuple[Opti
 # --- The operators ----------------------------------------------------------------------------------
 
 _EPILOGUE = "Tensor? bias=None, str? activation=None"
-_OF_SUMS = f"(Tensor a, Tensor b, str group, {_EPILOGUE}, str? partials=None) -> Tensor"
 
 
-@torch.library.custom_op(
-    "mkernel::ag_gemm", mutates_args=(), schema=f"(Tensor a, Tensor b, str group, bool keep, {_EPILOGUE}) -> (Tensor, Tensor)"
-)
+@operator("ag_gemm", f"(Tensor a, Tensor b, str group, int world, bool keep, {_EPILOGUE}) -> (Tensor, Tensor)")
 def _ag_gemm(
-    a: Tensor, b: Tensor, group: str, keep: bool, bias: Optional[Tensor] = None, activation: Optional[str] = None
+    a: Tensor, b: Tensor, group: str, world: int, keep: bool, bias: Optional[Tensor] = None, activation: Optional[str] = None
 ) -> tuple[Tensor, Tensor]:
-    chosen = _checked("ag_gemm", a, b, group)
-    m = a.shape[0] * chosen.world
+    chosen = _checked("ag_gemm", a, b, group, world)
+    m = a.shape[0] * world
     c = a.new_empty((m, products.columns_of_result(chosen, "ag_gemm", b.shape[1], activation)))
     gathered = a.new_empty((m if keep else 0, a.shape[1]))
     _launch(chosen, "ag-gemm", a, b, c, m, gathered if keep else None, bias, activation=activation)
     return c, gathered
 
 
-@torch.library.custom_op("mkernel::gemm_rs", mutates_args=(), schema=_OF_SUMS)
+@operator("gemm_rs", f"(Tensor a, Tensor b, str group, int world, {_EPILOGUE}, str? partials=None) -> Tensor")
 def _gemm_rs(
-    a: Tensor, b: Tensor, group: str, bias: Optional[Tensor] = None, activation: Optional[str] = None, partials: Optional[str] = None
+    a: Tensor, b: Tensor, group: str, world: int, bias: Optional[Tensor] = None, activation: Optional[str] = None, partials: Optional[str] = None
 ) -> Tensor:
-    chosen = _checked("gemm_rs", a, b, group)
-    _check_divides("gemm_rs", a.shape[0], chosen)
-    c = a.new_empty((a.shape[0] // chosen.world, products.columns_of_result(chosen, "gemm_rs", b.shape[1], activation)))
+    chosen = _checked("gemm_rs", a, b, group, world)
+    _check_divides("gemm_rs", a.shape[0], world, chosen.rank)
+    c = a.new_empty((a.shape[0] // world, products.columns_of_result(chosen, "gemm_rs", b.shape[1], activation)))
     _launch(chosen, "gemm-rs", a, b, c, a.shape[0], None, bias, activation=activation, partials=partials)
     return c
 
 
-@torch.library.custom_op("mkernel::gemm_ar", mutates_args=(), schema=_OF_SUMS)
+@operator("gemm_ar", f"(Tensor a, Tensor b, str group, {_EPILOGUE}, str? partials=None) -> Tensor")
 def _gemm_ar(
     a: Tensor, b: Tensor, group: str, bias: Optional[Tensor] = None, activation: Optional[str] = None, partials: Optional[str] = None
 ) -> Tensor:
@@ -161,95 +162,100 @@ def _gemm_ar(
     return c
 
 
-@torch.library.custom_op("mkernel::copy_gemm", mutates_args=(), schema="(Tensor a, Tensor b, str group) -> Tensor")
-def _copy_gemm(a: Tensor, b: Tensor, group: str) -> Tensor:
+@operator("copy_gemm", "(Tensor a, Tensor b, str group, bool by_columns=False) -> Tensor")
+def _copy_gemm(a: Tensor, b: Tensor, group: str, by_columns: bool = False) -> Tensor:
     _checked("copy_gemm", a, b, group)
-    return torch.mm(a, b)
+    return torch.mm(b.t(), a.t()).t() if by_columns else torch.mm(a, b)
 
 
-@torch.library.custom_op("mkernel::all_gather", mutates_args=(), schema="(Tensor a, str group) -> Tensor")
-def _all_gather(a: Tensor, group: str) -> Tensor:
-    chosen = _checked_rows("all_gather", a, group)
-    out = a.new_empty((a.shape[0] * chosen.world, a.shape[1]))
+@operator("all_gather", "(Tensor a, str group, int world) -> Tensor")
+def _all_gather(a: Tensor, group: str, world: int) -> Tensor:
+    chosen = _checked_rows("all_gather", a, group, world)
+    out = a.new_empty((a.shape[0] * world, a.shape[1]))
     _launch_collective(chosen, "all-gather", a, out, out.shape[0])
     return out
 
 
-@torch.library.custom_op("mkernel::reduce_scatter", mutates_args=(), schema="(Tensor parts, str group, str? partials=None) -> Tensor")
-def _reduce_scatter(parts: Tensor, group: str, partials: Optional[str] = None) -> Tensor:
-    chosen = _checked_rows("reduce_scatter", parts, group)
-    _check_divides("reduce_scatter", parts.shape[0], chosen)
-    out = parts.new_empty((parts.shape[0] // chosen.world, parts.shape[1]))
+@operator("reduce_scatter", "(Tensor parts, str group, int world, str? partials=None) -> Tensor")
+def _reduce_scatter(parts: Tensor, group: str, world: int, partials: Optional[str] = None) -> Tensor:
+    chosen = _checked_rows("reduce_scatter", parts, group, world)
+    _check_divides("reduce_scatter", parts.shape[0], world, chosen.rank)
+    out = parts.new_empty((parts.shape[0] // world, parts.shape[1]))
     _launch_collective(chosen, "reduce-scatter", parts, out, parts.shape[0], partials)
     return out
 
 
+# Fakes know the arguments alone: no group, which may be another one when a cache brings the graph back.
+
+
 @_all_gather.register_fake
-def _(a: Tensor, group: str) -> Tensor:
-    return a.new_empty((a.shape[0] * get_group(group).world, a.shape[1]))
+def _(a: Tensor, group: str, world: int) -> Tensor:
+    return a.new_empty((a.shape[0] * world, a.shape[1]))
 
 
 @_reduce_scatter.register_fake
-def _(parts: Tensor, group: str, partials: Optional[str] = None) -> Tensor:
-    chosen = get_group(group)
-    _check_divides("reduce_scatter", parts.shape[0], chosen)
-    return parts.new_empty((parts.shape[0] // chosen.world, parts.shape[1]))
+def _(parts: Tensor, group: str, world: int, partials: Optional[str] = None) -> Tensor:
+    _check_divides("reduce_scatter", parts.shape[0], world)
+    return parts.new_empty((parts.shape[0] // world, parts.shape[1]))
 
 
 @_ag_gemm.register_fake
-def _(a: Tensor, b: Tensor, group: str, keep: bool, bias: Optional[Tensor] = None, activation: Optional[str] = None) -> tuple[Tensor, Tensor]:
-    chosen = get_group(group)
-    m = a.shape[0] * chosen.world
-    return a.new_empty((m, products.columns_of_result(chosen, "ag_gemm", b.shape[1], activation))), a.new_empty((m if keep else 0, a.shape[1]))
+def _(
+    a: Tensor, b: Tensor, group: str, world: int, keep: bool, bias: Optional[Tensor] = None, activation: Optional[str] = None
+) -> tuple[Tensor, Tensor]:
+    m = a.shape[0] * world
+    return a.new_empty((m, products.columns_of_result(None, "ag_gemm", b.shape[1], activation))), a.new_empty((m if keep else 0, a.shape[1]))
 
 
 @_gemm_rs.register_fake
-def _(a: Tensor, b: Tensor, group: str, bias: Optional[Tensor] = None, activation: Optional[str] = None, partials: Optional[str] = None) -> Tensor:
-    chosen = get_group(group)
-    _check_divides("gemm_rs", a.shape[0], chosen)
-    return a.new_empty((a.shape[0] // chosen.world, products.columns_of_result(chosen, "gemm_rs", b.shape[1], activation)))
+def _(a: Tensor, b: Tensor, group: str, world: int, bias: Optional[Tensor] = None, activation: Optional[str] = None, *_: Any) -> Tensor:
+    _check_divides("gemm_rs", a.shape[0], world)
+    return a.new_empty((a.shape[0] // world, products.columns_of_result(None, "gemm_rs", b.shape[1], activation)))
 
 
 @_gemm_ar.register_fake
-def _(a: Tensor, b: Tensor, group: str, bias: Optional[Tensor] = None, activation: Optional[str] = None, partials: Optional[str] = None) -> Tensor:
-    return a.new_empty((a.shape[0], products.columns_of_result(get_group(group), "gemm_ar", b.shape[1], activation)))
+def _(a: Tensor, b: Tensor, group: str, bias: Optional[Tensor] = None, activation: Optional[str] = None, *_: Any) -> Tensor:
+    return a.new_empty((a.shape[0], products.columns_of_result(None, "gemm_ar", b.shape[1], activation)))
 
 
 @_copy_gemm.register_fake
-def _(a: Tensor, b: Tensor, group: str) -> Tensor:
-    return a.new_empty((a.shape[0], b.shape[1]))
+def _(a: Tensor, b: Tensor, group: str, by_columns: bool = False) -> Tensor:
+    return a.new_empty((b.shape[1], a.shape[0])).t() if by_columns else a.new_empty((a.shape[0], b.shape[1]))
 
 
 # --- Their gradients --------------------------------------------------------------------------------
 
 
 class _TorchOps:
-    """What gradients.py needs, on PyTorch's tensors."""
+    """What gradients.py needs, on PyTorch's tensors. A group is what the operators take for it: its name, perhaps with its world."""
 
     @staticmethod
-    def ag_gemm(a: Tensor, b: Tensor, group: str) -> tuple[Tensor, Tensor]:
-        return torch.ops.mkernel.ag_gemm(a, b, group, True)
+    def ag_gemm(a: Tensor, b: Tensor, group: tuple[str, int]) -> tuple[Tensor, Tensor]:
+        return torch.ops.mkernel.ag_gemm(a, b, *group, True)
 
     @staticmethod
-    def gemm_rs(a: Tensor, b: Tensor, group: str) -> Tensor:
-        return torch.ops.mkernel.gemm_rs(a, b, group)
+    def gemm_rs(a: Tensor, b: Tensor, group: tuple[str, int]) -> Tensor:
+        return torch.ops.mkernel.gemm_rs(a, b, *group)
 
     @staticmethod
     def gemm_ar(a: Tensor, b: Tensor, group: str) -> Tensor:
         return torch.ops.mkernel.gemm_ar(a, b, group)
 
     @staticmethod
-    def all_gather(a: Tensor, group: str) -> Tensor:
-        return all_gather(a, group=group)
+    def all_gather(a: Tensor, group: tuple[str, int]) -> Tensor:
+        return torch.ops.mkernel.all_gather(a, *group)
 
     @staticmethod
-    def mm(x: Tensor, y: Tensor) -> Tensor:
-        return torch.mm(x, y)
+    def mm(x: Tensor, y: Tensor, like: Tensor) -> Tensor:
+        # The gradient of a linear layer's weight is then dense, without a copy.
+        return torch.mm(x, y) if like.is_contiguous() else torch.mm(y.t(), x.t()).t()
 
     @staticmethod
-    def mm_t(x: Tensor, y: Tensor, b: Tensor) -> Tensor:
-        # As b lies: the gradient of a linear layer's weight is then dense, without a copy.
-        return torch.mm(x.t(), y) if b.is_contiguous() else torch.mm(y.t(), x).t()
+    def copy_gemm(x: Tensor, y: Tensor, like: Tensor, group: str) -> Tensor:
+        # Only a gradient that has one itself needs the operator. Compilers know PyTorch's product.
+        if not torch.is_grad_enabled():
+            return _TorchOps.mm(x, y, like)
+        return torch.ops.mkernel.copy_gemm(x, y, group, not like.is_contiguous())
 
 
 def _save_epilogue(ctx: Any, what: str, activation: Optional[str], bias: Optional[Tensor]) -> None:
@@ -267,7 +273,7 @@ def _bias_gradient(ctx: Any, dy: Optional[Tensor], place: int) -> Optional[Tenso
 
 
 def _save_ag_gemm(ctx: Any, inputs: tuple, output: tuple) -> None:
-    a, b, ctx.group, ctx.keep, bias, activation = inputs
+    a, b, *ctx.group, ctx.keep, bias, activation = inputs
     _save_epilogue(ctx, "ag_gemm", activation, bias)
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(output[1] if ctx.keep else a, b)
@@ -277,7 +283,7 @@ def _ag_gemm_backward(ctx: Any, dy: Optional[Tensor], dgathered: Optional[Tensor
     kept, b = ctx.saved_tensors
     want_a, want_b = ctx.needs_input_grad[:2]
     gathered, a = (kept, None) if ctx.keep else (None, kept)
-    dbias = _bias_gradient(ctx, dy, 4)
+    dbias = _bias_gradient(ctx, dy, 5)
     da = db = None
     if dy is not None:
         # What flows back into the gathered A is one more product, by the identity, of the same reduce-scatter.
@@ -285,67 +291,78 @@ def _ag_gemm_backward(ctx: Any, dy: Optional[Tensor], dgathered: Optional[Tensor
         da, db = gradients.ag_gemm(_TorchOps, dy, a, b, gathered, ctx.group, want_a and not beside, want_b)
         if beside and dgathered is not None:
             one = torch.eye(b.shape[0], dtype=b.dtype, device=b.device)
-            da = torch.ops.mkernel.gemm_rs(torch.cat([dy, dgathered], 1), torch.cat([b.t(), one], 0), ctx.group)
+            da = torch.ops.mkernel.gemm_rs(torch.cat([dy, dgathered], 1), torch.cat([b.t(), one], 0), *ctx.group)
     elif dgathered is not None and ctx.keep and want_a:
-        da = torch.ops.mkernel.gemm_rs(dgathered, torch.eye(b.shape[0], dtype=b.dtype, device=b.device), ctx.group)
-    return da, db, None, None, dbias, None
+        da = torch.ops.mkernel.gemm_rs(dgathered, torch.eye(b.shape[0], dtype=b.dtype, device=b.device), *ctx.group)
+    return da, db, None, None, None, dbias, None
 
 
-def _save_sum(what: str) -> Any:
-    def save(ctx: Any, inputs: tuple, output: Tensor) -> None:
-        a, b, ctx.group, bias, activation, _ = inputs
-        _save_epilogue(ctx, what, activation, bias)
-        ctx.save_for_backward(a, b)
-
-    return save
+def _save_gemm_rs(ctx: Any, inputs: tuple, output: Tensor) -> None:
+    a, b, *ctx.group, bias, activation, _ = inputs
+    _save_epilogue(ctx, "gemm_rs", activation, bias)
+    ctx.save_for_backward(a, b)
 
 
 def _gemm_rs_backward(ctx: Any, dy: Tensor) -> tuple:
     a, b = ctx.saved_tensors
     want_a, want_b = ctx.needs_input_grad[:2]
-    dbias = _bias_gradient(ctx, dy, 3)
+    dbias = _bias_gradient(ctx, dy, 4)
     da = db = None
     if want_a or want_b:
         da, db = gradients.gemm_rs(_TorchOps, dy, a, b, ctx.group, want_b)
-    return da if want_a else None, db, None, dbias, None, None
+    return da if want_a else None, db, None, None, dbias, None, None
+
+
+def _save_gemm_ar(ctx: Any, inputs: tuple, output: Tensor) -> None:
+    a, b, ctx.group, bias, activation, _ = inputs
+    _save_epilogue(ctx, "gemm_ar", activation, bias)
+    ctx.save_for_backward(a, b)
 
 
 def _gemm_ar_backward(ctx: Any, dy: Tensor) -> tuple:
     a, b = ctx.saved_tensors
     dbias = _bias_gradient(ctx, dy, 3)
-    return (*gradients.gemm_ar(_TorchOps, dy, a, b, *ctx.needs_input_grad[:2]), None, dbias, None, None)
+    return (*gradients.gemm_ar(_TorchOps, dy, a, b, ctx.group, *ctx.needs_input_grad[:2]), None, dbias, None, None)
 
 
-def _save_operands(ctx: Any, inputs: tuple, output: Tensor) -> None:
-    a, b, ctx.group = inputs
+def _save_copy_gemm(ctx: Any, inputs: tuple, output: Tensor) -> None:
+    a, b, ctx.group, _ = inputs
     ctx.save_for_backward(a, b)
 
 
 def _copy_gemm_backward(ctx: Any, dy: Tensor) -> tuple:
     a, b = ctx.saved_tensors
-    return (*gradients.copy_gemm(_TorchOps, dy, a, b, ctx.group, *ctx.needs_input_grad[:2]), None)
+    return (*gradients.copy_gemm(_TorchOps, dy, a, b, ctx.group, *ctx.needs_input_grad[:2]), None, None)
 
 
-_ag_gemm.register_autograd(_ag_gemm_backward, setup_context=_save_ag_gemm)
-_gemm_rs.register_autograd(_gemm_rs_backward, setup_context=_save_sum("gemm_rs"))
-_gemm_ar.register_autograd(_gemm_ar_backward, setup_context=_save_sum("gemm_ar"))
-_copy_gemm.register_autograd(_copy_gemm_backward, setup_context=_save_operands)
+_ag_gemm.register_autograd(in_own_types(_ag_gemm_backward), setup_context=_save_ag_gemm)
+_gemm_rs.register_autograd(in_own_types(_gemm_rs_backward), setup_context=_save_gemm_rs)
+_gemm_ar.register_autograd(in_own_types(_gemm_ar_backward), setup_context=_save_gemm_ar)
+_copy_gemm.register_autograd(in_own_types(_copy_gemm_backward), setup_context=_save_copy_gemm)
 
 
 def _save_group(ctx: Any, inputs: tuple, output: Tensor) -> None:
-    ctx.group = inputs[1]
+    ctx.group = inputs[1:3]
 
 
 # Each is the other's.
-_all_gather.register_autograd(lambda ctx, dy: (torch.ops.mkernel.reduce_scatter(dy, ctx.group), None), setup_context=_save_group)
-_reduce_scatter.register_autograd(lambda ctx, dy: (torch.ops.mkernel.all_gather(dy, ctx.group), None, None), setup_context=_save_group)
+_all_gather.register_autograd(lambda ctx, dy: (torch.ops.mkernel.reduce_scatter(dy, *ctx.group), None, None), setup_context=_save_group)
+_reduce_scatter.register_autograd(lambda ctx, dy: (torch.ops.mkernel.all_gather(dy, *ctx.group), None, None, None), setup_context=_save_group)
 
 
 # --- The launch -------------------------------------------------------------------------------------
 
 
-def _checked(what: str, a: Tensor, b: Tensor, group: str) -> Group:
-    chosen = get_group(group)
+def group_of(what: str, name: str, world: int) -> Group:
+    """The group, which must be as large as the one that the shapes of results were made for."""
+    chosen = get_group(name)
+    if chosen.world != world:
+        raise invalid(f"{what}: made for {world} ranks, and {chosen!r} has {chosen.world}: trace or compile again", chosen.rank)
+    return chosen
+
+
+def _checked(what: str, a: Tensor, b: Tensor, group: str, world: Optional[int] = None) -> Group:
+    chosen = get_group(group) if world is None else group_of(what, group, world)
     if a.dim() != 2 or b.dim() != 2:
         raise invalid(f"{what}: a has {a.dim()} dimensions and b {b.dim()}; both must be matrices: reshape them", chosen.rank)
     if a.shape[1] != b.shape[0]:
@@ -357,8 +374,8 @@ def _checked(what: str, a: Tensor, b: Tensor, group: str) -> Group:
     return chosen
 
 
-def _checked_rows(what: str, a: Tensor, group: str) -> Group:
-    chosen = get_group(group)
+def _checked_rows(what: str, a: Tensor, group: str, world: int) -> Group:
+    chosen = group_of(what, group, world)
     if a.dim() != 2:
         raise invalid(f"{what}: the tensor has {a.dim()} dimensions, and must be a matrix: reshape it", chosen.rank)
     if a.dtype not in _ANY_DTYPES or a.device.type not in ("cpu", "cuda"):
@@ -366,35 +383,26 @@ def _checked_rows(what: str, a: Tensor, group: str) -> Group:
     return chosen
 
 
-def _check_divides(what: str, rows: int, group: Group) -> None:
-    if rows % group.world != 0:
-        raise invalid(f"{what}: {rows} rows do not divide over {group.world} ranks: pad them", group.rank)
+def _check_divides(what: str, rows: int, world: int, rank: Optional[int] = None) -> None:
+    if rows % world != 0:
+        raise invalid(f"{what}: {rows} rows do not divide over {world} ranks: pad them", rank)
 
 
 def _launch(
     group: Group, name: str, a: Tensor, b: Tensor, c: Tensor, m: int, gathered: Optional[Tensor], bias: Optional[Tensor], **more: Optional[str]
 ) -> None:
-    a_ = _by_rows(a)
-    if a_ is None:
-        a = a.contiguous()
-        a_ = products.Operand(a.data_ptr(), a.shape[1])
-    by_columns = False
-    b_ = _by_rows(b)
-    if b_ is None:
-        b_ = _by_rows(b.t())
-        by_columns = b_ is not None
-    if b_ is None:
-        b = b.contiguous()
-        b_ = products.Operand(b.data_ptr(), b.shape[1])
+    n = b.shape[1]
+    # Copies live until the launch; on a GPU they are freed in the order of the same stream.
+    a, a_ = _operand(a)
+    by_columns = _by_rows(b) is None and (_by_rows(b.t()) is not None or b.t().is_contiguous())
+    b, b_ = _operand(b.t() if by_columns else b)
     if bias is not None:
-        if tuple(bias.shape) != (b.shape[1],) or bias.dtype != a.dtype or bias.device != a.device:
-            raise invalid(
-                f"{name}: bias is {tuple(bias.shape)} of {bias.dtype} on {bias.device}: it must be {(b.shape[1],)} of {a.dtype} on {a.device}", group.rank
-            )
-        bias = bias.contiguous()
+        if tuple(bias.shape) != (n,) or bias.dtype != a.dtype or bias.device != a.device:
+            raise invalid(f"{name}: bias is {tuple(bias.shape)} of {bias.dtype} on {bias.device}: it must be {(n,)} of {a.dtype} on {a.device}", group.rank)
+        bias = dense(bias)
     arguments: dict[str, Any] = dict(
         m=m,
-        n=b.shape[1],
+        n=n,
         k=a.shape[1],
         dtype=_DTYPES[a.dtype],
         layout=_c.NK if by_columns else _c.KN,
@@ -408,9 +416,7 @@ def _launch(
 
 
 def _launch_collective(group: Group, name: str, given: Tensor, out: Tensor, m: int, partials: Optional[str] = None) -> None:
-    given = given.contiguous()
-    if given.is_cuda and given.data_ptr() % _GPU_ALIGNMENT != 0:
-        given = given.clone()
+    given = dense(given)
     with _place(given) as place:
         arguments: dict[str, Any] = dict(m=m, n=given.shape[1], dtype=_ANY_DTYPES[given.dtype], partials=partials, **place)
         products.launch_collective(group, name, given.data_ptr(), out.data_ptr(), **arguments)
@@ -426,12 +432,21 @@ def _place(x: Tensor) -> Iterator[dict[str, int]]:
         yield dict(device=x.device.index, stream=torch.cuda.current_stream().cuda_stream)
 
 
+def _operand(x: Tensor) -> tuple[Tensor, products.Operand]:
+    """x as it lies, if the library can take it so; else a copy."""
+    found = _by_rows(x)
+    if found is None:
+        x = x.clone(memory_format=torch.contiguous_format)
+        found = products.Operand(x.data_ptr(), x.shape[1])
+    return x, found
+
+
 def _by_rows(x: Tensor) -> Optional[products.Operand]:
     """x as it lies, if its rows have no gaps and the GPU can take it; else None."""
     rows, columns = x.shape
     pitch = columns if rows <= 1 else x.stride(0)
     if (columns > 1 and x.stride(1) != 1) or pitch < columns:
         return None
-    if x.is_cuda and pitch != columns and (pitch % 8 != 0 or x.data_ptr() % _GPU_ALIGNMENT != 0):
+    if misaligned(x) or (x.is_cuda and pitch != columns and pitch % 8 != 0):
         return None
     return products.Operand(x.data_ptr(), pitch)

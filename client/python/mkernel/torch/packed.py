@@ -12,8 +12,8 @@ from .. import packed as base
 from ..errors import Error, ErrorCode, invalid
 from ..group import GroupLike, get_group
 from ..ring import check_shapes
-from .composed import reduce_scatter, warn_once
-from .operators import _DTYPES, _name, all_gather
+from .composed import all_gather, dense, in_own_types, operator, reduce_scatter, warn_once
+from .operators import _DTYPES, _name
 
 
 def attention_varlen(
@@ -29,10 +29,10 @@ def attention_varlen(
 ) -> Tensor:
     """Attention within each of many sequences, each of which is spread over all ranks: FlashAttention's varlen form.
 
-    Tensors are [rows, heads, dimension], with this rank's `mkernel.packed_rows`. `cu_seqlens` (int32, on the same device) has where each sequence begins
-    among the rows of all ranks, and where the last one ends. `rows_max` is at least that end, the same on all ranks. On a GPU it must be given: the
-    host does not read `cu_seqlens`, so a captured graph may be replayed with others. The gradient is composed, like that of `attention`, and its host
-    does read `cu_seqlens`: it cannot be captured.
+    Tensors are [rows, heads, dimension], with this rank's `mkernel.packed_rows`. Rows behind those have the result 0. `cu_seqlens` (int32, on the same
+    device) has where each sequence begins among the rows of all ranks, and where the last one ends. `rows_max` is at least that end, the same on all
+    ranks. On a GPU it must be given: the host does not read `cu_seqlens`, so a captured graph may be replayed with others. The gradient is composed,
+    like that of `attention`, and its host does read `cu_seqlens`: it cannot be captured.
     """
     if rows_max is None:
         if cu_seqlens.is_cuda:
@@ -42,10 +42,9 @@ def attention_varlen(
     return torch.ops.mkernel.ring_attention_packed(query, key, value, cu_seqlens, rows_max, is_causal, factor, _name(group))[0]
 
 
-@torch.library.custom_op(
-    "mkernel::ring_attention_packed",
-    mutates_args=(),
-    schema="(Tensor q, Tensor k, Tensor v, Tensor cu_seqlens, int rows_max, bool causal, float scale, str group) -> (Tensor, Tensor)",
+@operator(
+    "ring_attention_packed",
+    "(Tensor q, Tensor k, Tensor v, Tensor cu_seqlens, int rows_max, bool causal, float scale, str group) -> (Tensor, Tensor)",
 )
 def _packed(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, rows_max: int, causal: bool, scale: float, group: str) -> tuple[Tensor, Tensor]:
     """The results are the output, like q, and the log-sum-exp [rows, heads]."""
@@ -61,10 +60,16 @@ def _packed(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, rows_max: int, 
     if cu_seqlens.dtype != torch.int32 or cu_seqlens.dim() != 1 or cu_seqlens.numel() < 2:
         raise invalid(f"{what}: cu_seqlens is {tuple(cu_seqlens.shape)} of {cu_seqlens.dtype}: it must be two or more torch.int32", chosen.rank)
     rows, heads, size = q.shape
-    out, lse = torch.empty_like(q, memory_format=torch.contiguous_format), q.new_empty((rows, heads), dtype=torch.float32)
+    # The launch writes no row behind the sequences, and the host does not know how many there are.
+    out, lse = torch.zeros_like(q, memory_format=torch.contiguous_format), q.new_zeros((rows, heads), dtype=torch.float32)
     # A rank may have no row; a GPU's tensors have memory all the same.
-    there = [x if rows else x.new_empty((1, *x.shape[1:])) for x in (q.contiguous(), k.contiguous(), v.contiguous(), out, lse)]
+    there = [x if rows else x.new_empty((1, *x.shape[1:])) for x in (dense(q), dense(k), dense(v), out, lse)]
     starts = cu_seqlens.contiguous()
+    if q.device.type == "cpu":  # where the library takes the end itself, and the host knows it
+        end = int(starts[-1])
+        if end > rows_max:
+            raise invalid(f"{what}: the sequences end at {end}, and rows_max is {rows_max}", chosen.rank)
+        rows_max = end
     tensors = {name: x.data_ptr() for name, x in zip(("q", "k", "v", "out", "lse"), there)}
     shape = dict(query_heads=heads, key_heads=k.shape[1], head_dim=size, causal=int(causal), dtype=_DTYPES[q.dtype])
     arguments = (chosen, tensors, shape, starts.data_ptr(), starts.numel() - 1, rows_max, max(rows, 1), scale)
@@ -81,11 +86,11 @@ def _(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, rows_max: int, causal
     return torch.empty_like(q, memory_format=torch.contiguous_format), q.new_empty(q.shape[:2], dtype=torch.float32)
 
 
-@torch.library.custom_op(
-    "mkernel::ring_attention_packed_backward",
-    mutates_args=(),
-    schema="(Tensor dout, Tensor dlse, Tensor q, Tensor k, Tensor v, Tensor cu_seqlens, Tensor out, Tensor lse, bool causal, float scale, str group) "
+@operator(
+    "ring_attention_packed_backward",
+    "(Tensor dout, Tensor dlse, Tensor q, Tensor k, Tensor v, Tensor cu_seqlens, Tensor out, Tensor lse, bool causal, float scale, str group) "
     "-> (Tensor, Tensor, Tensor)",
+    waits=True,
 )
 def _backward(
     dout: Tensor, dlse: Tensor, q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, out: Tensor, lse: Tensor, causal: bool, scale: float, group: str
@@ -96,19 +101,20 @@ def _backward(
     lengths = [end - begin for begin, end in zip(starts, starts[1:])]
     of_ranks = [torch.from_numpy(base.packed_rows(lengths, causal=causal, group=chosen, rank=r)).to(q.device) for r in range(chosen.world)]
     most = max(len(rows) for rows in of_ranks)
+    # Rows behind the sequences have the gradient 0.
+    dq, of_k, of_v = (torch.zeros_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
     if most == 0:
-        return torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
-    rows, key_heads, size = k.shape
+        return dq, of_k, of_v
+    rows, (_, key_heads, size) = len(of_ranks[chosen.rank]), k.shape
     # Ranks have different numbers of rows; gathers want the same.
     padded = k.new_zeros((most, 2, key_heads, size))
-    padded[:rows] = torch.stack([k, v], 1)
-    everyone = all_gather(padded.reshape(most, -1), group=group).view(chosen.world * most, 2, key_heads, size)
+    padded[:rows] = torch.stack([k[:rows], v[:rows]], 1)
+    everyone = all_gather(padded.reshape(most, -1), chosen).view(chosen.world * most, 2, key_heads, size)
     places = torch.empty(starts[-1], dtype=torch.int64, device=q.device)  # of each position, among everyone's rows
     for r, positions in enumerate(of_ranks):
         places[positions] = r * most + torch.arange(len(positions), device=q.device)
     whole = everyone[places]
     parts = torch.zeros(whole.shape, dtype=torch.float32, device=q.device)
-    dq = torch.empty_like(q, memory_format=torch.contiguous_format)
     each = q.shape[1] // key_heads
     first = 0
     for begin, end in zip(starts, starts[1:]):
@@ -128,9 +134,8 @@ def _backward(
         first = mine.stop
     of_all = torch.zeros(everyone.shape, dtype=torch.float32, device=q.device)
     of_all[places] = parts
-    mine_of_all = reduce_scatter(of_all.reshape(chosen.world * most, -1).to(k.dtype), group).view(most, 2, key_heads, size)
-    # Copies: an operator's results must not share memory.
-    of_k, of_v = (x[:rows].clone(memory_format=torch.contiguous_format) for x in mine_of_all.unbind(1))
+    mine_of_all = reduce_scatter(of_all.reshape(chosen.world * most, -1).to(k.dtype), chosen).view(most, 2, key_heads, size)
+    of_k[:rows], of_v[:rows] = mine_of_all[:rows].unbind(1)
     return dq, of_k, of_v
 
 
@@ -150,4 +155,4 @@ def _gradients(ctx: Any, dout: Tensor, dlse: Tensor) -> tuple:
     return (*found, None, None, None, None, None)
 
 
-_packed.register_autograd(_gradients, setup_context=_save)
+_packed.register_autograd(in_own_types(_gradients), setup_context=_save)

@@ -30,6 +30,9 @@ from .shards import local_of
 class _Style(ParallelStyle):
     """`sequence_dim`: the dimension by which activations between the layers are split; None: they are not."""
 
+    #: Of a linear layer's parameters.
+    _placements: dict[str, Any]
+
     def __init__(self, *, sequence_dim: Any = 0) -> None:
         super().__init__()
         self.sequence_dim = sequence_dim
@@ -41,7 +44,9 @@ class _Style(ParallelStyle):
         if not isinstance(module, nn.Linear):
             raise invalid(f"{type(self).__name__} is for nn.Linear, not for {type(module).__name__}")
         group, dim = _group_of(device_mesh), self.sequence_dim
-        self._distribute(module, device_mesh)
+        for name, parameter in list(module.named_parameters(recurse=False)):
+            whole = distribute_tensor(parameter, device_mesh, [self._placements[name]])
+            module.register_parameter(name, nn.Parameter(whole, requires_grad=parameter.requires_grad))
         run, bias_of = self._run, self._bias
 
         def forward(layer: nn.Linear, x: Tensor) -> Tensor:
@@ -52,9 +57,6 @@ class _Style(ParallelStyle):
 
         module.forward = types.MethodType(forward, module)  # type: ignore[method-assign]
         return module
-
-    def _distribute(self, module: nn.Linear, mesh: DeviceMesh) -> None:
-        raise NotImplementedError
 
     def _bias(self, bias: Any) -> Tensor:
         return local_of(bias)
@@ -67,9 +69,7 @@ class _Style(ParallelStyle):
 class ColwiseParallel(_Style):
     """Splits a linear layer's output features: AllGather+GEMM, or with ``sequence_dim=None`` a local product."""
 
-    def _distribute(self, module: nn.Linear, mesh: DeviceMesh) -> None:
-        for name, parameter in list(module.named_parameters()):
-            module.register_parameter(name, nn.Parameter(distribute_tensor(parameter, mesh, [Shard(0)])))
+    _placements = {"weight": Shard(0), "bias": Shard(0)}
 
     _run = staticmethod(column_parallel)
 
@@ -77,10 +77,7 @@ class ColwiseParallel(_Style):
 class RowwiseParallel(_Style):
     """Splits a linear layer's input features: GEMM+ReduceScatter, or with ``sequence_dim=None`` GEMM+AllReduce."""
 
-    def _distribute(self, module: nn.Linear, mesh: DeviceMesh) -> None:
-        module.weight = nn.Parameter(distribute_tensor(module.weight, mesh, [Shard(1)]))
-        if module.bias is not None:
-            module.bias = nn.Parameter(distribute_tensor(module.bias, mesh, [Replicate()]))
+    _placements = {"weight": Shard(1), "bias": Replicate()}
 
     def _bias(self, bias: Any) -> Tensor:
         return local_of(bias) if self.sequence_dim is None else _WithSummedGradient.apply(local_of(bias), bias.device_mesh.get_group().group_name)

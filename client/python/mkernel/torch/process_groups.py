@@ -25,8 +25,7 @@ def ranks_of(group: Any) -> tuple[Any, list[int]]:
 
 
 def is_of(group: Any, process_group: Any) -> bool:
-    """Whether a `Group` was made of a ProcessGroup with the same ranks. Equal meshes may have ProcessGroups of their own."""
-    made_of = group.process_group
-    if made_of is None or made_of is process_group:
-        return made_of is not None
-    return dist.get_process_group_ranks(made_of) == dist.get_process_group_ranks(process_group)
+    """Whether a `Group` has the ranks of a ProcessGroup. Equal meshes may have ProcessGroups of their own, and a Group may have none."""
+    if group.process_group is process_group:
+        return True
+    return group.ranks is not None and list(group.ranks) == dist.get_process_group_ranks(process_group)

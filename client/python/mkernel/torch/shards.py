@@ -1,18 +1,18 @@
 """Which parameters of a model are shards, and what a training step and a checkpoint do with that.
 
 A layer names its shards in `shard_dims`: by parameter, the dimension that is split over the layer's group. All other parameters are the same
-on all ranks. Those marked by `mark_sequence_parallel` see a part of the sequence, so that their gradients are parts, too.
+on all ranks.
 """
 
 from __future__ import annotations
 
-from typing import Any, Iterable, Iterator, Optional, Union
+from typing import Any, Iterator, Optional
 
 import torch
 from torch import Tensor, nn
 
 from ..errors import invalid
-from ..group import Group, GroupLike, get_group
+from ..group import Group, get_group
 
 _DTensor: Any
 try:
@@ -26,54 +26,6 @@ except ImportError:
         _DTensor = (DTensor,)
     except ImportError:  # a build without torch.distributed
         _DTensor = ()
-
-#: Where a module keeps the names of its own parameters that are marked. It outlives the parameters, which FSDP replaces.
-_MARKED = "_mkernel_sequence_parallel"
-
-
-def mark_sequence_parallel(*what: Union[nn.Module, nn.Parameter]) -> None:
-    """Says that these parameters are the same on all ranks, and their gradients of each rank's part of the sequence.
-
-    That is so for norms, biases and embeddings that see a split sequence. `finish_gradients` sums their gradients. A module stays marked when
-    `fully_shard` or `use_dtensors` replaces its parameters; a parameter that is given by itself does not.
-    """
-    for one in what:
-        for module in one.modules() if isinstance(one, nn.Module) else ():
-            _mark(module, [name for name, _ in module.named_parameters(recurse=False)])
-        for parameter in one.parameters() if isinstance(one, nn.Module) else [one]:
-            parameter.sequence_parallel = True  # type: ignore[attr-defined]
-
-
-def mark_own(module: nn.Module, name: str) -> None:
-    """The same of one parameter of a module."""
-    _mark(module, [name])
-    getattr(module, name).sequence_parallel = True
-
-
-def _mark(module: nn.Module, names: list[str]) -> None:
-    setattr(module, _MARKED, getattr(module, _MARKED, frozenset()) | frozenset(names))
-
-
-def finish_gradients(parameters: Union[nn.Module, Iterable[nn.Parameter]], group: GroupLike = None) -> None:
-    """Sums the gradients of parameters marked by `mark_sequence_parallel` over the group, in float32.
-
-    Call it after the backward pass, on all ranks. Where nothing is marked it does nothing. It uses torch.distributed where the group was made
-    of a ProcessGroup, and else the group's own control plane, which is for small parameters.
-    """
-    if isinstance(parameters, nn.Module):
-        found: Iterable[nn.Parameter] = (
-            p for module, name, p in _parameters(parameters) if name in getattr(module, _MARKED, ()) or getattr(p, "sequence_parallel", False)
-        )
-    else:
-        found = (p for p in parameters if getattr(p, "sequence_parallel", False))
-    chosen = get_group(group)
-    # Of a gradient that FSDP has dealt out, this rank's part: the ranks of the group have the same parts.
-    gradients = [local_of(p.grad) for p in found if p.grad is not None]
-    if not gradients or chosen.world == 1:
-        return
-    flat = _sum_over(chosen, torch.cat([gradient.detach().float().reshape(-1) for gradient in gradients]))
-    for gradient, total in zip(gradients, flat.split([gradient.numel() for gradient in gradients])):
-        gradient.copy_(total.view_as(gradient))
 
 
 def clip_grad_norm_(model: nn.Module, max_norm: float) -> Tensor:
@@ -100,7 +52,7 @@ def clip_grad_norm_(model: nn.Module, max_norm: float) -> Tensor:
     for (name, over), square in sums.items():
         for process_group in over:
             torch.distributed.all_reduce(square, group=process_group)
-        total = total + (square if name is None else _sum_over(get_group(name), square))
+        total = total + (square if name is None else sum_over(get_group(name), square))
     norm = total.sqrt()
     factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
     for gradient in gradients:
@@ -118,7 +70,9 @@ def use_dtensors(model: nn.Module, mesh: Any) -> None:
         group = _shard_group(module)
         if group is None:
             continue
-        if mesh.size() != group.world or (group.process_group is not None and not _is_of(group, mesh.get_group())):
+        if group.ranks is None and mesh.size() == group.world:  # made by a place, which numbers ranks anew
+            group.ranks = tuple(torch.distributed.get_process_group_ranks(mesh.get_group()))
+        if not _is_of(group, mesh.get_group()):
             raise invalid(f"use_dtensors: {type(module).__name__} is split over {group!r}, and the mesh {mesh} has other ranks", group.rank)
         whole = getattr(module, "experts_total", 0)
         if whole % group.world != 0:
@@ -129,14 +83,22 @@ def use_dtensors(model: nn.Module, mesh: Any) -> None:
                 continue
             placement = Shard(dims[name]) if name in dims else Replicate()
             made = nn.Parameter(DTensor.from_local(parameter.data, mesh, [placement], run_check=False), requires_grad=parameter.requires_grad)
-            if getattr(parameter, "sequence_parallel", False):
-                made.sequence_parallel = True  # type: ignore[attr-defined]
+            made.__dict__.update(parameter.__dict__)  # marks, and what others have put there
             module.register_parameter(name, made)
+
+
+def is_dtensor(tensor: Any) -> bool:
+    return isinstance(tensor, _DTensor)
 
 
 def local_of(tensor: Any) -> Any:
     """What this rank has of a DTensor; any other tensor as it is."""
     return tensor.to_local() if isinstance(tensor, _DTensor) else tensor
+
+
+def from_local(local: Tensor, like: Any) -> Any:
+    """A DTensor that lies as another does."""
+    return DTensor.from_local(local, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride())
 
 
 def _parameters(model: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Parameter]]:
@@ -184,7 +146,7 @@ def _is_of(group: Group, process_group: Any) -> bool:
     return is_of(group, process_group)
 
 
-def _sum_over(group: Group, values: Tensor) -> Tensor:
+def sum_over(group: Group, values: Tensor) -> Tensor:
     """The sum over a group of a float32 tensor, which may be changed."""
     if group.world == 1:
         return values
