@@ -1,11 +1,12 @@
-# mk_use_grpc_pch(<target>): gRPC's and protobuf's headers, compiled once for all targets that ask.
+# mk_use_grpc_pch(<target> [<flag>...]): gRPC's and protobuf's headers, compiled once for all targets that ask with the same flags.
 # mk_use_gtest_pch(<target> [<flag>...]): GoogleTest's, for every test (mk_add_test asks), which gets the flags. It halves the time
 # that most of them take to compile, three times over: plain and under two sets of sanitizers.
 #
 # One precompiled header serves all its targets, so all are compiled with -fPIC, executables too (they would get -fPIE,
 # which GCC refuses to mix with it).
 function(mk_use_grpc_pch target)
-  mk_use_pch(${target} mk_grpc_pch LIBS mk::grpc mk::protobuf
+  string(MAKE_C_IDENTIFIER "mk_grpc_pch${ARGN}" holder)
+  mk_use_pch(${target} ${holder} LIBS mk::grpc mk::protobuf FLAGS ${ARGN}
              HEADERS <grpcpp/grpcpp.h> <google/protobuf/message.h> <google/protobuf/util/json_util.h> <memory> <string>
                      <vector>)
 endfunction()
