@@ -94,7 +94,7 @@ Result<Buffer> Session::Impl::register_file(shm::BufferFile file, std::string_vi
   const int fd = file.fd();
   MK_ASSIGN_OR_RETURN(const auto reply, connection_->call<shm::RegisterBufferReply>(
                                             shm::RegisterBuffer{file.bytes(), std::string(name)},
-                                            kRegisterTimeout, std::span(&fd, 1)));
+                                            kRequestTimeout, std::span(&fd, 1)));
   const std::uint64_t bytes = file.bytes();
   OwnBuffer own;
   own.file = std::move(file);
@@ -143,12 +143,12 @@ Result<std::uint16_t> Session::Impl::register_device_buffer(shm::RegisterDeviceB
       MK_ASSIGN_OR_RETURN(const auto reply,
                           connection_->call<shm::RegisterBufferReply>(
                               shm::RegisterDmabuf{std::move(request), dmabuf->offset},
-                              kRegisterTimeout, std::span(&fd, 1)));
+                              kRequestTimeout, std::span(&fd, 1)));
       return reply.handle;
     }
   }
   MK_ASSIGN_OR_RETURN(const auto reply,
-                      connection_->call<shm::RegisterBufferReply>(request, kRegisterTimeout));
+                      connection_->call<shm::RegisterBufferReply>(request, kRequestTimeout));
   return reply.handle;
 }
 

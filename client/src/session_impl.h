@@ -32,8 +32,6 @@ class SharedCores;
 
 /// Requests that the daemon answers by itself, without waiting for other ranks.
 inline constexpr std::chrono::milliseconds kRequestTimeout{30'000};
-/// The same, where the daemon pins memory: a second for each two GiB, and other ranks' come first.
-inline constexpr std::chrono::milliseconds kRegisterTimeout{600'000};
 /// A slow network may have much left of what was committed; a daemon that hangs is noticed by its
 /// heartbeat.
 inline constexpr std::chrono::milliseconds kDetachTimeout{60'000};

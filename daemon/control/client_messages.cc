@@ -1,7 +1,12 @@
+#include <sys/resource.h>
+#include <unistd.h>
+
 #include <algorithm>
+#include <cstring>
 
 #include "daemon/control/client_text.h"
 #include "daemon/control/control_plane_impl.h"
+#include "shm/host/memfd.h"
 #include "shm/layout.h"
 #include "shm/limits.h"
 
@@ -23,6 +28,26 @@ std::string state_text(Client::State state) {
       return "after the session has failed";
   }
   return "in an unknown state";
+}
+
+/// Adds what to do about it when the system has refused to pin memory.
+Error explain_registration(Error error, const Session& session, const std::string& name,
+                           std::uint64_t bytes) {
+  error.message = fmt::format("{}: cannot register buffer '{}' of {} bytes: {}", session.describe(),
+                              name, bytes, error.message);
+  const bool no_memory = error.message.find("ENOMEM") != std::string::npos ||
+                         error.message.find("EPERM") != std::string::npos ||
+                         error.message.find("EAGAIN") != std::string::npos;
+  if (error.code != ErrorCode::kSystem || !no_memory) return error;
+  rlimit limit{};
+  ::getrlimit(RLIMIT_MEMLOCK, &limit);
+  const std::string now = limit.rlim_cur == RLIM_INFINITY ? std::string("unlimited")
+                                                          : fmt::format("{} bytes", limit.rlim_cur);
+  error.message += fmt::format(
+      "; the daemon's limit of locked memory is {} (systemd: LimitMEMLOCK=infinity; shell: ulimit "
+      "-l unlimited)",
+      now);
+  return error;
 }
 
 }  // namespace
@@ -157,6 +182,152 @@ void ControlPlane::Impl::launch_begins(Client& client, std::uint64_t request, sh
   reply(client.id, request, shm::Done{});
 }
 
+void ControlPlane::Impl::register_buffer(Client& client, std::uint64_t request,
+                                         shm::RegisterBuffer& message, shm::Frame& frame) {
+  Session& session = *client.session;
+  answer_registration(client, request,
+                      register_buffer_for(session, message, std::move(frame.fds.front())));
+}
+
+void ControlPlane::Impl::answer_registration(Client& client, std::uint64_t request,
+                                             const Result<std::uint16_t>& handle) {
+  Session& session = *client.session;
+  if (!handle) {
+    reply_error(client.id, request, handle.error());
+    return;
+  }
+  const Buffer& buffer = session.buffers.at(*handle);
+  if (buffer.region != nullptr) {
+    proxy_of(session).apply(BindBuffer{session.slot, *handle, buffer.region.get(), buffer.bytes});
+  }
+  // Answered first: if a peer proves unreachable while we announce, the failure comes after.
+  reply(client.id, request, shm::RegisterBufferReply{*handle});
+  if (session.job->state == JobState::kUp) announce_buffer(session, *handle);
+}
+
+void ControlPlane::Impl::register_device_buffer(Client& client, std::uint64_t request,
+                                                shm::RegisterDeviceBuffer& message, shm::Frame&) {
+  answer_registration(client, request, register_device_buffer_for(*client.session, message, {}, 0));
+}
+
+void ControlPlane::Impl::register_dmabuf(Client& client, std::uint64_t request,
+                                         shm::RegisterDmabuf& message, shm::Frame& frame) {
+  answer_registration(client, request,
+                      register_device_buffer_for(*client.session, message.buffer,
+                                                 std::move(frame.fds[0]), message.offset));
+}
+
+Status ControlPlane::Impl::check_buffer(const Session& session, const std::string& name,
+                                        std::uint64_t bytes) const {
+  if (bytes == 0 || bytes > shm::kBufferBytesMax) {
+    return fail(ErrorCode::kInvalidArgument,
+                "{}: buffer '{}' has {} bytes; a buffer has 1 to {} bytes", session.describe(),
+                name, bytes, shm::kBufferBytesMax);
+  }
+  return check_buffer_count(session, name);
+}
+
+Result<std::uint16_t> ControlPlane::Impl::register_buffer_for(Session& session,
+                                                              shm::RegisterBuffer& message,
+                                                              UniqueFd fd) {
+  MK_RETURN_IF_ERROR(check_buffer(session, message.name, message.bytes));
+  MK_ASSIGN_OR_RETURN(const std::uint16_t handle, session.free_handle());
+  // All of the file counts, however little of it is there or announced: we keep all of it alive.
+  // And before anything is pinned: a NIC's driver does so without asking for the client's own
+  // limit.
+  MK_ASSIGN_OR_RETURN(const std::uint64_t file_bytes,
+                      shm::file_bytes(fd.get(), "the received buffer"));
+  const std::uint64_t host_bytes = std::max(file_bytes, message.bytes);
+  MK_RETURN_IF_ERROR(
+      check_session_memory(session, host_bytes,
+                           fmt::format("{}: buffer '{}' in a file of {} bytes", session.describe(),
+                                       message.name, host_bytes)));
+  auto memory = shm::BufferFile::map(std::move(fd), message.bytes);
+  if (!memory) {
+    return fail(memory.error().code, "{}: buffer '{}': {}", session.describe(), message.name,
+                memory.error().message);
+  }
+  auto region = proxy_of(session).endpoint().register_memory(
+      {.address = memory->data(), .bytes = message.bytes, .fd = memory->fd(), .fd_offset = 0});
+  if (!region) {
+    return tl::unexpected<Error>(
+        explain_registration(region.error(), session, message.name, message.bytes));
+  }
+  session.add_buffer(handle, {.name = std::move(message.name),
+                              .bytes = message.bytes,
+                              .host_bytes = host_bytes,
+                              .memory = std::move(*memory),
+                              .region = std::move(*region),
+                              .withdrawal = std::nullopt});
+  return handle;
+}
+
+Result<std::uint16_t> ControlPlane::Impl::register_device_buffer_for(
+    Session& session, shm::RegisterDeviceBuffer& message, UniqueFd dmabuf,
+    std::uint64_t dmabuf_offset) {
+  MK_RETURN_IF_ERROR(check_buffer(session, message.name, message.bytes));
+  gpu::MemoryKey key;
+  if (message.key.size() != sizeof key) {
+    return fail(ErrorCode::kProtocol, "{}: the key of GPU buffer '{}' has {} bytes instead of {}",
+                session.describe(), message.name, message.key.size(), sizeof key);
+  }
+  std::memcpy(&key, message.key.data(), sizeof key);
+  if (message.bytes > key.bytes) {
+    return fail(ErrorCode::kInvalidArgument,
+                "{}: GPU buffer '{}' of {} bytes in an allocation of {}", session.describe(),
+                message.name, message.bytes, key.bytes);
+  }
+  // What is ours is used by its address: nobody else may say that it is.
+  if (key.process == gpu::this_process() && session.credentials.pid != ::getpid()) {
+    return fail(ErrorCode::kPermission, "{}: GPU buffer '{}' is said to be the daemon's own",
+                session.describe(), message.name);
+  }
+  MK_ASSIGN_OR_RETURN(const std::uint16_t handle, session.free_handle());
+  std::unique_ptr<fabric::LocalRegion> region;
+  std::uint64_t host_bytes = 0;
+  // Within one node nobody but its ranks touches it.
+  if (session.job->nodes > 1) {
+    fabric::Endpoint& endpoint = proxy_of(session).endpoint();
+    if (!endpoint.capabilities().device_memory) {
+      return fail(ErrorCode::kUnsupported,
+                  "{}: fabric {} does not reach GPU memory; a job with GPUs on several nodes needs "
+                  "a fabric that does (loopback, ofi, verbs)",
+                  session.describe(), endpoint.capabilities().name);
+    }
+    MK_RETURN_IF_ERROR(check_gpu_buffers(session, message.name));
+    // What is registered keeps the memory; the file is closed with the end of this call.
+    const Status image =
+        check_session_memory(session, message.bytes,
+                             fmt::format("{}: GPU buffer '{}' by way of {} bytes of host memory",
+                                         session.describe(), message.name, message.bytes));
+    auto registered = endpoint.register_memory({.bytes = message.bytes,
+                                                .device = key,
+                                                .dmabuf = dmabuf.get(),
+                                                .dmabuf_offset = dmabuf_offset,
+                                                .no_image = image ? "" : image.error().message});
+    if (!registered) {
+      return tl::unexpected<Error>(
+          explain_registration(registered.error(), session, message.name, message.bytes));
+    }
+    region = std::move(*registered);
+    host_bytes = region->image_bytes;
+    if (!region->gpu_path.empty()) {
+      log(LogLevel::kInfo,
+          fmt::format("{}: GPU buffer '{}' of {} bytes goes {}{}", session.describe(), message.name,
+                      message.bytes, region->gpu_path,
+                      region->gpu_path_why.empty() ? "" : ": " + region->gpu_path_why),
+          session);
+    }
+  }
+  session.add_buffer(handle, {.name = std::move(message.name),
+                              .bytes = message.bytes,
+                              .host_bytes = host_bytes,
+                              .memory = std::nullopt,
+                              .region = std::move(region),
+                              .withdrawal = std::nullopt});
+  return handle;
+}
+
 void ControlPlane::Impl::alloc_flags(Client& client, std::uint64_t request,
                                      shm::AllocFlags& message, shm::Frame&) {
   const auto base = client.session->allocate_flags(message.count);
@@ -211,11 +382,6 @@ void ControlPlane::Impl::abort_requests(Session& session, const Error& error) {
   const auto waiting = session.job->exchange.take_waiting(session.attach.rank);
   if (waiting && session.client) reply_error(*session.client, *waiting, error);
   for (auto& [handle, buffer] : session.buffers) {
-    const auto request = std::exchange(buffer.registering, std::nullopt);
-    if (request && session.client) {
-      reply_error(*session.client, *request, error);
-      clients_port_.hold(*session.client, false);
-    }
     if (!buffer.withdrawal || buffer.withdrawal->answered) continue;
     buffer.withdrawal->answered = true;
     if (session.client) reply_error(*session.client, buffer.withdrawal->request, error);
@@ -237,13 +403,13 @@ void ControlPlane::Impl::open_peer_buffer(Client& client, std::uint64_t request,
   }
   const auto buffer = owner->buffers.find(message.handle);
   // Its owner may have created the operator and given it up again before this rank has mapped it.
-  if (buffer == owner->buffers.end() || buffer->second.registering ||
+  if (buffer == owner->buffers.end() ||
       (buffer->second.withdrawal && !may_hold(*client.session, buffer->second))) {
     refuse_with(fmt::format("local rank {} of job '{}' has no buffer with handle {}",
                             message.local_rank, job.name, message.handle));
     return;
   }
-  if (buffer->second.of_gpu) {
+  if (!buffer->second.memory) {
     refuse_with(
         fmt::format("local rank {}'s buffer {} is GPU memory, which ranks lend each other "
                     "by its key",

@@ -20,10 +20,6 @@ constexpr int kAcceptsPerTurn = 16;
 constexpr std::uint64_t kAcceptPauseNs = 200'000'000;     ///< after accept has failed
 constexpr std::uint64_t kCloseTimeoutNs = 2'000'000'000;  ///< to read what we sent before closing
 
-/// The system says the same of all three.
-constexpr const char* kGone =
-    "its process exited, was killed or closed the connection, without detaching";
-
 std::uint64_t after(std::chrono::milliseconds time) {
   return shm::monotonic_ns() + static_cast<std::uint64_t>(std::chrono::nanoseconds(time).count());
 }
@@ -71,13 +67,6 @@ void Connections::close(ClientId id) {
   } else {
     break_connection(id, "closed");
   }
-}
-
-void Connections::hold(ClientId id, bool held) {
-  const auto found = connections_.find(id);
-  if (found == connections_.end() || found->second.broken) return;
-  found->second.held = held;
-  update_interest(id, found->second);
 }
 
 Status Connections::watch_process(ClientId id, UniqueFd told) {
@@ -238,9 +227,8 @@ void Connections::serve(ClientId id, std::uint32_t events) {
     if (!connection.socket.has_queued() || hung_up) break_connection(id, "closed");
     return;
   }
-  if (hung_up && (connection.held || connection.socket.has_queued())) {
-    break_connection(
-        id, connection.held ? kGone : "it closed the connection before it read its answers");
+  if (hung_up && connection.socket.has_queued()) {
+    break_connection(id, "it closed the connection before it read its answers");
     return;
   }
   try {
@@ -254,14 +242,17 @@ void Connections::receive(ClientId id, Connection& connection) {
   for (int i = 0; i < kFramesPerTurn && !connection.closing && !connection.broken; ++i) {
     // One who does not read what was sent is not asked for more: what waits for him stays bounded
     // by the largest reply.
-    if (connection.held || connection.socket.has_queued()) return;
+    if (connection.socket.has_queued()) return;
     auto frame = connection.socket.try_receive();
     if (!frame) {
       if (frame.error().code == ErrorCode::kProtocol) {
         say(connection, frame.error().code, frame.error().message);
       }
+      // The system says this of a process that has ended, too.
       break_connection(
-          id, frame.error().code == ErrorCode::kUnavailable ? kGone : frame.error().message);
+          id, frame.error().code == ErrorCode::kUnavailable
+                  ? "its process exited, was killed or closed the connection, without detaching"
+                  : frame.error().message);
       return;
     }
     if (!*frame) return;
@@ -329,8 +320,7 @@ void Connections::update_interest(ClientId id, Connection& connection) {
     connection.unread_since_ns = shm::monotonic_ns();
   }
   connection.unread_bytes = queued;
-  const bool reads = !connection.closing && !connection.held;
-  const std::uint32_t interest = queued != 0 ? EPOLLOUT : reads ? EPOLLIN : 0u;
+  const std::uint32_t interest = queued != 0 ? EPOLLOUT : connection.closing ? 0u : EPOLLIN;
   if (interest == connection.interest) return;
   connection.interest = interest;
   watch(EPOLL_CTL_MOD, connection.socket.fd(), id, interest);

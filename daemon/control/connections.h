@@ -50,7 +50,6 @@ class Connections final : public ClientPort {
   void send(ClientId id, std::uint16_t type, std::uint64_t request,
             std::span<const std::byte> payload, std::span<const int> fds) override;
   void close(ClientId id) override;
-  void hold(ClientId id, bool held) override;
   Status watch_process(ClientId id, UniqueFd told) override;
   std::uint64_t descriptors(std::optional<std::uint32_t> uid) const override;
 
@@ -61,7 +60,6 @@ class Connections final : public ClientPort {
     uid_t user = 0;
     bool attached = false;          ///< and its session is alive
     bool ended = false;             ///< its session is not any more
-    bool held = false;              ///< no frames are taken for now
     bool closing = false;           ///< no more frames are taken; goes when all is sent
     bool broken = false;            ///< goes at the end of this turn
     std::string reason;             ///< why

@@ -15,7 +15,6 @@
 
 #include "daemon/control/connections.h"
 #include "daemon/control/source_line.h"
-#include "daemon/control/user_workers.h"
 #include "shm/host/segment.h"
 #include "shm/host/unique_fd.h"
 #include "shm/host/unix_socket.h"
@@ -29,8 +28,6 @@ using control::kWakeToken;
 namespace {
 
 constexpr std::uint64_t kFailedDrainNs = 2'000'000'000;  ///< for failed sessions at shutdown
-
-constexpr std::chrono::milliseconds kMemoryPause{100};
 
 }  // namespace
 
@@ -48,20 +45,10 @@ class ControlLoop::Impl {
         epoll_(std::move(epoll)),
         wake_(std::move(wake)),
         connections_(options, std::move(listener), epoll_.get()) {}
-  ~Impl() {
-    stop(std::chrono::steady_clock::now(), /*drain=*/false);
-    reset();
-  }
+  ~Impl() { stop(std::chrono::steady_clock::now(), /*drain=*/false); }
 
   void configure(const ControlOptions& options, std::vector<Proxy*> proxies) {
     control_ = options;
-    control_.apart = [this](std::uint32_t user, const auto& work, const auto& done) {
-      const Task ended{[done](ControlPlane&) { done(); }, {}};
-      workers_.run(user, [this, work, ended] {
-        work();
-        submit_surely(ended);
-      });
-    };
     proxies_ = std::move(proxies);
     hello_ = make_hello(control_, proxies_);
   }
@@ -108,10 +95,7 @@ class ControlLoop::Impl {
     connections_.shut();
   }
 
-  void reset() {
-    workers_.stop();
-    plane_.reset();
-  }
+  void reset() { plane_.reset(); }
 
   void submit(Task task) {
     std::function<void()> abandoned;
@@ -172,17 +156,6 @@ class ControlLoop::Impl {
   const std::string& socket_path() const { return socket_path_; }
 
  private:
-  /// The end of another thread's work has to be heard of, even when there is no memory for it just
-  /// now.
-  void submit_surely(const Task& task) noexcept {
-    while (true) {
-      try {
-        return submit(task);
-      } catch (const std::bad_alloc&) {
-        std::this_thread::sleep_for(kMemoryPause);
-      }
-    }
-  }
   void wake() const {
     const std::uint64_t one = 1;
     // Full means that it is awake already.
@@ -330,7 +303,6 @@ class ControlLoop::Impl {
 
   // Set before the thread starts, then its own.
   ControlOptions control_;
-  control::UserWorkers workers_;
   std::vector<Proxy*> proxies_;
   PeerHello hello_;
   PeerTransport* transport_ = nullptr;

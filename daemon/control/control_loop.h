@@ -68,8 +68,8 @@ class ControlLoop final : public PeerSink {
   /// those that are left (kDraining), gives them a moment to drain, and ends the thread. The
   /// sockets are closed afterwards.
   void stop(std::chrono::steady_clock::time_point deadline);
-  /// Waits for what is being registered, then destroys the control plane and with it all regions.
-  /// Only after `stop`, and after the proxies have been stopped.
+  /// Destroys the control plane and with it all regions. Only after `stop`, and after the proxies
+  /// have been stopped.
   void reset();
 
   /// Runs `fn` on the control thread, later. Dropped when the loop has stopped. From any thread.

@@ -200,7 +200,6 @@ void ControlPlane::Impl::tick_session(Session& session) {
     }
     std::string who = buffer.withdrawal->proxy_released ? "" : " our own transfers";
     for (const NodeId node : buffer.withdrawal->nodes_left) who += " " + describe_node(node);
-    if (buffer.withdrawal->deregisters) who += " the network, which still deregisters it";
     buffer.withdrawal->answered = true;
     reply_error(*session.client, buffer.withdrawal->request,
                 {ErrorCode::kTimeout,

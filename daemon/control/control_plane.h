@@ -40,8 +40,6 @@ class ClientPort {
   /// socket. `told`: the pidfd by which it says who it is; invalid when it sent none. The error
   /// says why it is not believed.
   virtual Status watch_process(ClientId client, UniqueFd told) = 0;
-  /// While held, nothing more of it is read, but its hang-up is noticed.
-  virtual void hold(ClientId /*client*/, bool /*held*/) {}
   /// Descriptors of connections and of replies on their way: of one user's, or of all.
   virtual std::uint64_t descriptors(std::optional<std::uint32_t> /*uid*/) const { return 0; }
 };
@@ -83,10 +81,6 @@ struct ControlOptions {
     bool configured = false;  ///< by gpu_rails
   };
   std::function<ProcessPlace(std::int32_t pid)> place_of;
-  /// Runs `work` on another thread, then `done` as an event, which may be dropped at the end;
-  /// fairly among users. When it throws, neither runs. Empty: `work` runs at once.
-  std::function<void(std::uint32_t uid, std::function<void()> work, std::function<void()> done)>
-      apart;
   /// How long the totals of an ended job are kept; 0: not at all.
   std::uint64_t ended_jobs_keep_ns = 3'600'000'000'000;
   LogSink log;  ///< may be empty

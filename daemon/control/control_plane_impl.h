@@ -4,7 +4,6 @@
 ///   control_plane.cc    the outside: events in, tick, drain
 ///   inspect.cc          what people and tools see
 ///   client_messages.cc  what a client may ask when, and the requests of an attached session
-///   registration.cc     memory is registered and given back
 ///   attach.cc           a rank joins
 ///   quota.cc            what a session, a user and all of them may hold
 ///   rendezvous.cc       a job comes up: parts, links, bindings
@@ -135,6 +134,20 @@ class ControlPlane::Impl {
   template <class Message, void (Impl::*Method)(Client&, std::uint64_t, Message&, shm::Frame&)>
   void run(Client& client, shm::Frame& frame);
   void hello_from(Client& client, std::uint64_t request, shm::Hello& hello, shm::Frame&);
+  void register_buffer(Client& client, std::uint64_t request, shm::RegisterBuffer& message,
+                       shm::Frame& frame);
+  void register_device_buffer(Client& client, std::uint64_t request,
+                              shm::RegisterDeviceBuffer& message, shm::Frame&);
+  void register_dmabuf(Client& client, std::uint64_t request, shm::RegisterDmabuf& message,
+                       shm::Frame& frame);
+  void answer_registration(Client& client, std::uint64_t request,
+                           const Result<std::uint16_t>& handle);
+  Status check_buffer(const Session& session, const std::string& name, std::uint64_t bytes) const;
+  Result<std::uint16_t> register_device_buffer_for(Session& session,
+                                                   shm::RegisterDeviceBuffer& message,
+                                                   UniqueFd dmabuf, std::uint64_t dmabuf_offset);
+  Result<std::uint16_t> register_buffer_for(Session& session, shm::RegisterBuffer& message,
+                                            UniqueFd fd);
   void alloc_flags(Client& client, std::uint64_t request, shm::AllocFlags& message, shm::Frame&);
   void exchange(Client& client, std::uint64_t request, shm::Exchange& message, shm::Frame&);
   void open_peer_buffer(Client& client, std::uint64_t request, shm::OpenPeerBuffer& message,
@@ -152,33 +165,6 @@ class ControlPlane::Impl {
   void reply_error(ClientId client, std::uint64_t request, const Error& error);
   /// Answers with the error and closes; a session it has fails.
   void refuse(Client& client, std::uint64_t request, const Error& error);
-
-  // registration.cc
-  struct Registration;
-  void register_buffer(Client& client, std::uint64_t request, shm::RegisterBuffer& message,
-                       shm::Frame& frame);
-  void register_device_buffer(Client& client, std::uint64_t request,
-                              shm::RegisterDeviceBuffer& message, shm::Frame&);
-  void register_dmabuf(Client& client, std::uint64_t request, shm::RegisterDmabuf& message,
-                       shm::Frame& frame);
-  /// Answer the request, now or later, unless they refuse it.
-  Status register_host(Client& client, std::uint64_t request, shm::RegisterBuffer& message,
-                       UniqueFd fd);
-  Status register_device(Client& client, std::uint64_t request, shm::RegisterDeviceBuffer& message,
-                         UniqueFd dmabuf, std::uint64_t dmabuf_offset);
-  Status check_buffer(const Session& session, const std::string& name, std::uint64_t bytes) const;
-  void begin_registration(Client& client, std::uint64_t request, std::uint16_t handle,
-                          Buffer buffer, const fabric::MemoryDescriptor& what, UniqueFd dmabuf);
-  void registered(Session& session, std::uint16_t handle, Registration& one);
-  /// Gives back what the buffer, which is being withdrawn, holds, and goes on with the withdrawal;
-  /// false: it holds nothing.
-  bool deregister(Session& session, std::uint16_t handle);
-  /// The same for all buffers of a session that is to be released.
-  void deregister_all(Session& session);
-  /// Runs `work`, which does not throw, apart where there is such a place, then `done`; the session
-  /// stays meanwhile.
-  void run_apart(Session& session, std::function<void()> work, std::function<void(Session&)> done);
-  void ran_apart(std::uint32_t id, const std::function<void(Session&)>& done);
 
   // attach.cc
   void attach(Client& client, std::uint64_t request, shm::Attach& message, shm::Frame&);

@@ -98,12 +98,10 @@ Status ControlPlane::Impl::check_gpu_buffers(const Session& session,
   const std::uint64_t most = proxies_[session.rail]->endpoint().capabilities().gpu_regions_max;
   std::uint64_t used = 0;
   for (const auto& [id, other] : sessions_) {
-    if (other->rail != session.rail || other->credentials.uid != session.credentials.uid ||
-        other->job->nodes == 1) {
-      continue;
-    }
-    used += static_cast<std::uint64_t>(std::ranges::count_if(
-        other->buffers, [](const auto& entry) { return entry.second.of_gpu; }));
+    if (other->rail != session.rail || other->credentials.uid != session.credentials.uid) continue;
+    used += static_cast<std::uint64_t>(std::ranges::count_if(other->buffers, [](const auto& entry) {
+      return !entry.second.memory && entry.second.region != nullptr;
+    }));
   }
   const Share of_user{most * 3 / 4, used, "three quarters of the fabric's",
                       "deregister some, or use fewer and larger ones"};

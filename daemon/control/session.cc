@@ -142,11 +142,6 @@ void Session::remove_buffer(std::uint16_t handle) {
   buffers.erase(found);
 }
 
-void Session::set_host_bytes(Buffer& buffer, std::uint64_t bytes) {
-  buffers_host_bytes += bytes - buffer.host_bytes;
-  buffer.host_bytes = bytes;
-}
-
 std::string Session::describe() const {
   // A container may be seen from outside only: then the client's own word has to do.
   const std::string pid = credentials.pid != 0

@@ -46,24 +46,17 @@ struct BufferWithdrawal {
   /// Sent to those flags, by all who have sent the withdrawal back; nullopt: somebody did not say.
   std::optional<std::uint64_t> arrivals = 0;
   bool resets_flags = false;  ///< the proxy has been asked to
-  bool deregisters = false;   ///< under way, apart
 };
 
-/// A buffer the session registered. `region` goes before the memory it names. Both are elsewhere
-/// while they are registered or given back (Session::apart).
+/// A buffer the session registered. `region` goes before the memory it names.
 struct Buffer {
   std::string name;
   std::uint64_t bytes = 0;
-  std::uint64_t host_bytes = 0;  ///< memory of the host that it may take
-  bool of_gpu = false;           ///< the client's alone, and without `memory`
-  std::optional<shm::BufferFile> memory;
+  std::uint64_t host_bytes = 0;                 ///< memory of the host that it may take
+  std::optional<shm::BufferFile> memory;        ///< none: of a GPU, and the client's alone
   std::unique_ptr<fabric::LocalRegion> region;  ///< null: of a GPU, in a job of one node
-  std::optional<std::uint64_t> registering;     ///< the request that waits for `region`
   std::optional<BufferWithdrawal> withdrawal;
   std::set<std::uint32_t> retired_by = {};  ///< local ranks that will not name it any more
-
-  /// Whether a client may name it.
-  bool usable() const { return !registering && !withdrawal; }
 };
 
 /// A rail peer's buffer that this session may write to.
@@ -127,8 +120,6 @@ struct Session {
   Result<std::uint16_t> free_handle() const;
   void add_buffer(std::uint16_t handle, Buffer buffer);
   void remove_buffer(std::uint16_t handle);
-  /// Sets how much the buffer really takes of the host.
-  void set_host_bytes(Buffer& buffer, std::uint64_t bytes);
   /// Memory of the host that it may take: its segment, and what its buffers do.
   std::uint64_t host_bytes() const { return segment.bytes() + buffers_host_bytes; }
   /// Its segment's and its buffers'.
@@ -153,7 +144,6 @@ struct Session {
   std::optional<ClientId> client;  ///< nullopt: the connection is gone
   bool fenced = false;             ///< the proxy was told
   bool drained = false;            ///< nothing of it is in flight
-  std::uint32_t apart = 0;         ///< registrations and deregistrations under way: it stays
   std::optional<std::uint64_t> detach_request;
   std::uint64_t leave_deadline_ns = 0;  ///< of kLeaving: when it is fenced with commands left
   std::uint64_t completed_seen = 0;     ///< commands, by `progresses`

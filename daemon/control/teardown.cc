@@ -157,7 +157,7 @@ void ControlPlane::Impl::finish_detach(Session& session) {
 }
 
 bool ControlPlane::Impl::releasable(const Session& session) const {
-  if (!session.drained || session.apart != 0) return false;
+  if (!session.drained) return false;
   const Job& job = *session.job;
   if (MK_PLANT(memory_goes_early)) return true;
   return job.remote_gone() || (job.gone_sent && now_() >= job.release_deadline_ns);
@@ -198,9 +198,7 @@ void ControlPlane::Impl::reap() {
   for (auto next = sessions_.begin(); next != sessions_.end();) {
     Session& session = *next->second;
     ++next;
-    if (!releasable(session)) continue;
-    deregister_all(session);
-    if (session.apart == 0) release(session);
+    if (releasable(session)) release(session);
   }
   std::erase_if(jobs_, [this](const auto& job) {
     if (!job->ending || !job->sessions().empty()) return false;

@@ -48,7 +48,7 @@ void ControlPlane::Impl::deregister_buffer(Client& client, std::uint64_t request
                                            shm::DeregisterBuffer& message, shm::Frame&) {
   Session& session = *client.session;
   const auto found = session.buffers.find(message.handle);
-  if (found == session.buffers.end() || !found->second.usable()) {
+  if (found == session.buffers.end() || found->second.withdrawal) {
     reply_error(client.id, request,
                 {ErrorCode::kNotFound, fmt::format("{} has no buffer with handle {}",
                                                    session.describe(), message.handle)});
@@ -65,7 +65,7 @@ void ControlPlane::Impl::retire(Client& client, std::uint64_t request, shm::Reti
     reply_error(client.id, request, {code, fmt::format("{}: {}", session.describe(), what)});
   };
   const auto found = session.buffers.find(message.handle);
-  if (found == session.buffers.end() || !found->second.usable()) {
+  if (found == session.buffers.end() || found->second.withdrawal) {
     refuse_with(ErrorCode::kNotFound, fmt::format("no buffer with handle {}", message.handle));
     return;
   }
@@ -132,13 +132,12 @@ void ControlPlane::Impl::advance_withdrawal(Session& session, std::uint16_t hand
   BufferWithdrawal& withdrawal = *found->second.withdrawal;
   if (!withdrawal.proxy_released || !withdrawal.nodes_left.empty()) return;
   if (held_here(session, found->second)) return;
-  // on_flags_reset or deregister goes on.
-  if (withdrawal.resets_flags || withdrawal.deregisters) return;
+  if (withdrawal.resets_flags) return;  // on_flags_reset goes on
   if (withdrawal.flag_count != 0 && !session.drained) {
     const bool ordered =
         proxy_of(session).endpoint().capabilities().contract == fabric::DeliveryContract::kOrdered;
     // What a fabric has received for the region and not shown, it shows never once that is gone.
-    if (ordered && deregister(session, handle)) return;
+    if (ordered) found->second.region.reset();
     if (ordered || withdrawal.arrivals) {
       withdrawal.resets_flags = true;
       proxy_of(session).apply(ResetFlags{session.slot, withdrawal.flag_base, withdrawal.flag_count,
@@ -147,7 +146,6 @@ void ControlPlane::Impl::advance_withdrawal(Session& session, std::uint16_t hand
     }
     // How much is still to arrive nobody knows, so these flags are not used again.
   }
-  if (deregister(session, handle)) return;
   if (session.active() && !withdrawal.answered && session.client) {
     reply(*session.client, withdrawal.request, shm::Done{});
   }

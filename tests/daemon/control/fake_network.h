@@ -1,15 +1,13 @@
 /// \file
-/// A network for tests: endpoints of one process that copy at once, count everything they hand out,
-/// and refuse or fail on demand. Registrations may come from any thread.
+/// A network for single-threaded tests: endpoints of one process that copy at once, count
+/// everything they hand out, and refuse or fail on demand.
 #pragma once
 
-#include <atomic>
 #include <cstring>
 #include <deque>
 #include <functional>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <set>
 #include <string>
@@ -27,7 +25,6 @@ struct FakeMemory {
     std::byte* address;
     std::uint64_t bytes;
   };
-  std::mutex mutex;                       ///< of what follows
   std::map<std::uint64_t, Range> ranges;  ///< by key
   std::uint64_t next_key = 1;
 };
@@ -44,9 +41,8 @@ struct FakeNic {
   std::uint32_t gpu_regions_max = 0;  ///< as above
   std::string gpu_path = "staged through host memory";
   std::string gpu_path_why = "the fake NIC reaches no GPU";
-  std::uint64_t image_bytes = 0;             ///< of GPU memory that is staged; 0: it is not
-  std::function<void()> on_register;         ///< called by register_memory; may throw
-  std::function<void()> on_register_buffer;  ///< the same, not for arrival flags; may block
+  std::uint64_t image_bytes = 0;      ///< of GPU memory that is staged; 0: it is not
+  std::function<void()> on_register;  ///< called by register_memory; may throw
   bool refuse_import = false;
   bool hold_completions = false;
   std::function<void()> on_connect;      ///< called by connect; may block
@@ -54,7 +50,7 @@ struct FakeNic {
   std::function<void()> on_import;       ///< called by import_region; may block
   std::set<fabric::LinkId> break_links;  ///< reported as down by the next poll
 
-  std::atomic<int> local_regions = 0;
+  int local_regions = 0;
   int remote_regions = 0;
   int links = 0;
   int connects = 0;
@@ -84,7 +80,6 @@ class FakeEndpoint final : public fabric::Endpoint {
       return tl::unexpected<Error>(Error{nic_->refuse_code, nic_->refuse_register});
     }
     if (nic_->on_register) nic_->on_register();
-    if (nic_->on_register_buffer && !memory.strictly_ordered) nic_->on_register_buffer();
     if (memory.device && nic_->image_bytes != 0 && !memory.no_image.empty()) {
       return fail(ErrorCode::kLimitExceeded, "{}", memory.no_image);
     }
@@ -162,15 +157,12 @@ class FakeEndpoint final : public fabric::Endpoint {
  private:
   struct Local final : fabric::LocalRegion {
     Local(FakeEndpoint& endpoint, const fabric::MemoryDescriptor& described)
-        : owner(endpoint), memory(described) {
-      const std::lock_guard lock(owner.memory_->mutex);
-      number = owner.memory_->next_key++;
+        : owner(endpoint), memory(described), number(endpoint.memory_->next_key++) {
       owner.memory_->ranges[number] = {memory.address, memory.bytes};
       ++owner.nic_->local_regions;
       if (memory.device) ++owner.gpu_regions_;
     }
     ~Local() override {
-      const std::lock_guard lock(owner.memory_->mutex);
       owner.memory_->ranges.erase(number);
       --owner.nic_->local_regions;
       if (memory.device) --owner.gpu_regions_;
@@ -182,7 +174,7 @@ class FakeEndpoint final : public fabric::Endpoint {
     }
     FakeEndpoint& owner;
     const fabric::MemoryDescriptor memory;
-    std::uint64_t number = 0;
+    const std::uint64_t number;
   };
   struct Remote final : fabric::RemoteRegion {
     Remote(FakeEndpoint& endpoint, std::uint64_t key) : owner(endpoint), number(key) {
@@ -194,7 +186,6 @@ class FakeEndpoint final : public fabric::Endpoint {
   };
 
   std::byte* remote_address(const fabric::RemoteRegion* region) const {
-    const std::lock_guard lock(memory_->mutex);
     const auto found = memory_->ranges.find(static_cast<const Remote*>(region)->number);
     return found == memory_->ranges.end() ? nullptr : found->second.address;
   }

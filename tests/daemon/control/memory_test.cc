@@ -1,7 +1,5 @@
-// A daemon that gets no memory in the middle of an attach or a registration: the client is told,
-// and nothing is left of it. This program replaces operator new.
-#include <fcntl.h>
-
+// A daemon that gets no memory in the middle of an attach: the client is refused, and nothing is
+// left of it. This program replaces operator new.
 #include <cstdint>
 #include <cstdlib>
 #include <new>
@@ -61,73 +59,6 @@ TEST(Memory, AnAttachThatGetsNoneLeavesNothing) {
       node.expect_nothing_left();
     }
     EXPECT_GT(refused, 10u);
-  }
-}
-
-TEST(Memory, ARegistrationThatGetsNoneLeavesNothing) {
-  enum Stage { kAsks, kRegisters, kGivesBack, kDeregisters, kGoes, kEnd };
-  for (int stage = kAsks; stage != kEnd; ++stage) {
-    std::uint64_t nth = 0;
-    for (bool reached = true; reached && !HasFailure();) {
-      SCOPED_TRACE(std::to_string(stage) + ": " + std::to_string(++nth));
-      TestNode node({.nodes = 1, .apart = true}, std::make_shared<FakeMemory>(),
-                    std::make_shared<std::uint64_t>(1));
-      const ClientId client = node.attach(rank_of("job", 1, 1, 0));
-      const auto file = shm::BufferFile::create("test", 4096).value();
-      /// Whether it came to its end.
-      const auto scarce = [&](Stage now, const std::function<void()>& step) {
-        bool ended = true;
-        if (now == stage) allocations_left = nth;
-        try {
-          step();
-        } catch (const std::bad_alloc&) {
-          ended = false;
-        }
-        if (now == stage) reached = allocations_left == 0;
-        allocations_left = 0;
-        return ended;
-      };
-      const auto work = [&](Stage now) {
-        if (node.apart.empty()) return;
-        const TestNode::Apart one = std::move(node.apart.front());
-        node.apart.pop_front();
-        EXPECT_TRUE(scarce(now, [&] {
-          one.work();
-          one.done();
-        }));
-      };
-      std::vector<UniqueFd> fds;
-      fds.emplace_back(::fcntl(file.fd(), F_DUPFD_CLOEXEC, 0));
-      // One whose request throws has its connection ended.
-      bool there = scarce(kAsks, [&] {
-        node.send(client, shm::RegisterBuffer{4096, "test"}, std::move(fds));
-      });
-      EXPECT_EQ(node.held.contains(client), !node.apart.empty());
-      work(kRegisters);
-      EXPECT_FALSE(node.held.contains(client));
-      const auto reply = node.take<shm::RegisterBufferReply>(client);
-      const auto failed = [&] {
-        return node.take<shm::ErrorReply>(client) || node.take<shm::SessionFailed>(client);
-      };
-      EXPECT_EQ(there, reply || failed()) << "it is answered";
-      if (reply) {
-        there = scarce(kGivesBack, [&] {
-          node.send(client, shm::DeregisterBuffer{reply->handle});
-          node.step();
-        });
-        work(kDeregisters);
-        if (there && stage == kDeregisters) {
-          EXPECT_TRUE(node.take<shm::Done>(client) || failed()) << "it is answered";
-        }
-      }
-      if (!scarce(kGoes, [&] { node.hang_up(client); }))
-        node.plane->on_client_closed(client, "gone");
-      do {
-        node.wait(100);
-      } while (node.step() || node.run_apart());
-      node.expect_nothing_left();
-    }
-    EXPECT_GT(nth, 3u) << stage;
   }
 }
 

@@ -36,12 +36,6 @@ TestNode::TestNode(const NodeSetup& node_setup, std::shared_ptr<FakeMemory> memo
   options.rails_near = setup.rails_near;
   options.gpu_rails = setup.gpu_rails;
   options.place_of = setup.place_of;
-  if (setup.apart) {
-    options.apart = [this](std::uint32_t uid, const auto& work, const auto& done) {
-      if (on_apart) on_apart();
-      apart.push_back({uid, work, done});
-    };
-  }
   options.log = [this](const LogRecord& record) { logged.push_back(record.message); };
   plane = std::make_unique<ControlPlane>(options, *this, *this, raw, [this] { return *clock_; });
 }
@@ -62,10 +56,6 @@ std::uint64_t TestNode::send_raw(ClientId client, std::uint16_t type,
   frame.payload = std::move(payload);
   frame.fds = std::move(fds);
   const std::uint64_t request = frame.request;
-  if (held.contains(client)) {
-    unread_[client].push_back(std::move(frame));
-    return request;
-  }
   if (!closed(client)) plane->on_client_frame(client, std::move(frame));
   EXPECT_TRUE(answer());
   return request;
@@ -75,23 +65,6 @@ void TestNode::hang_up(ClientId client) {
   if (closed(client)) return;
   closed_.insert(client);
   plane->on_client_closed(client, "closed by peer");
-}
-
-bool TestNode::run_apart() {
-  if (apart.empty()) return false;
-  const Apart one = std::move(apart.front());
-  apart.pop_front();
-  one.work();
-  one.done();
-  for (auto& [client, frames] : unread_) {
-    while (!frames.empty() && !held.contains(client)) {
-      shm::Frame frame = std::move(frames.front());
-      frames.pop_front();
-      if (!closed(client)) plane->on_client_frame(client, std::move(frame));
-    }
-  }
-  EXPECT_TRUE(answer());
-  return true;
 }
 
 std::optional<Received> TestNode::take(ClientId client, shm::MessageType type) {
@@ -200,14 +173,6 @@ void TestNode::send(ClientId client, std::uint16_t type, std::uint64_t request,
 void TestNode::close(ClientId client) {
   EXPECT_FALSE(closed(client));
   closed_.insert(client);
-}
-
-void TestNode::hold(ClientId client, bool holds) {
-  if (holds) {
-    EXPECT_TRUE(held.insert(client).second);
-  } else {
-    held.erase(client);
-  }
 }
 
 std::vector<NodeId> TestNode::nodes() const {

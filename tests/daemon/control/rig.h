@@ -50,7 +50,6 @@ struct NodeSetup {
   decltype(ControlOptions::place_of) place_of{};
   bool device_memory = false;         ///< the network reaches GPUs,
   std::uint32_t gpu_regions_max = 0;  ///< and takes so many buffers of theirs; 0: no bound
-  bool apart = false;                 ///< memory is registered and given back by run_apart alone
 };
 
 /// One daemon's control plane.
@@ -62,8 +61,7 @@ class TestNode final : public ClientPort, public PeerTransport {
 
   // -- clients
   ClientId connect(std::int32_t pid = 100, std::uint32_t uid = 1000);
-  /// Sends a request and returns its number. `fds` are given away. While the client is held, what
-  /// it sends waits.
+  /// Sends a request and returns its number. `fds` are given away.
   template <class Message>
   std::uint64_t send(ClientId client, const Message& message, std::vector<UniqueFd>&& fds = {}) {
     return send_raw(client, static_cast<std::uint16_t>(Message::kType),
@@ -90,17 +88,6 @@ class TestNode final : public ClientPort, public PeerTransport {
   /// Registers a new buffer of `bytes` and returns its handle; 0 when it was refused.
   std::uint16_t register_buffer(ClientId client, std::uint64_t bytes = 4096);
 
-  // -- work that the plane gives away
-  struct Apart {
-    std::uint32_t uid = 0;
-    std::function<void()> work, done;
-  };
-  std::deque<Apart> apart;
-  std::function<void()> on_apart;  ///< called before one is taken; may throw
-  std::set<ClientId> held;
-  /// Does the first, and tells the plane; false: there is none.
-  bool run_apart();
-
   // -- time and proxies
   /// Lets the proxies work and their events arrive, until nothing happens any more.
   bool step();
@@ -125,7 +112,6 @@ class TestNode final : public ClientPort, public PeerTransport {
   void send(ClientId client, std::uint16_t type, std::uint64_t request,
             std::span<const std::byte> payload, std::span<const int> fds) override;
   void close(ClientId client) override;
-  void hold(ClientId client, bool holds) override;
   Status watch_process(ClientId, UniqueFd) override { return {}; }
   // PeerTransport
   std::vector<NodeId> nodes() const override;
@@ -149,7 +135,6 @@ class TestNode final : public ClientPort, public PeerTransport {
   std::uint64_t next_request_ = 1000;
   std::map<ClientId, std::deque<Received>> inbox_;
   std::set<ClientId> closed_;
-  std::map<ClientId, std::deque<shm::Frame>> unread_;  ///< of held clients
   std::map<NodeId, PlayedPeer> played_;
   std::deque<std::pair<NodeId, PeerMessage>> unanswered_;
 };

@@ -105,7 +105,6 @@ class SocketClient {
   }
   Result<shm::Frame> next() { return socket_.receive(in_time()); }
   void shut() { socket_.shutdown(); }
-  std::uint64_t requests() const { return requests_; }  ///< the last one's number
 
   /// `fds`: the process's own pidfd, or what else a client may send.
   Status attach(const shm::Attach& attach, std::span<const int> fds = {}) {
