@@ -4,10 +4,8 @@
 /// and arrivals.
 ///
 /// Threads: everything under "control" is called by the control thread and may block briefly.
-/// Only `register_memory` and the end of a LocalRegion come from any thread but the proxy's,
-/// several at once, and take as long as pinning does. Everything under "data path" is called by the
-/// one proxy thread that owns the endpoint, never blocks, never allocates after warm-up and never
-/// throws. All may run at the same time.
+/// Everything under "data path" is called by the one proxy thread that owns the endpoint, never
+/// blocks, never allocates after warm-up and never throws. The two may run at the same time.
 #pragma once
 
 #include <cstddef>

@@ -27,17 +27,11 @@ std::uint32_t* GpuCopier::Device::word(std::uint32_t stream) const {
 }
 
 Result<std::shared_ptr<gpu::Driver>> GpuCopier::driver() {
-  const std::lock_guard lock(mutex_);
-  return loaded();
-}
-
-Result<std::shared_ptr<gpu::Driver>> GpuCopier::loaded() {
   if (!driver_) driver_ = load_();
   return *driver_;
 }
 
 Result<std::uint32_t> GpuCopier::use(int device) {
-  const std::lock_guard lock(mutex_);
   for (std::uint32_t slot = 0; slot < count_; ++slot) {
     if (owned_[slot]->device == device) return slot;
   }
@@ -46,7 +40,7 @@ Result<std::uint32_t> GpuCopier::use(int device) {
                 kGpuSlotsMax);
   }
   auto made = std::make_unique<Device>();
-  MK_ASSIGN_OR_RETURN(made->driver, loaded());
+  MK_ASSIGN_OR_RETURN(made->driver, driver());
   made->device = device;
   made->room = std::make_unique<std::byte[]>(2 * kPageBytes);
   const auto at = reinterpret_cast<std::uintptr_t>(made->room.get());

@@ -8,7 +8,6 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <optional>
 
 #include "shm/gpu/memory.h"
@@ -37,13 +36,13 @@ class GpuCopier {
   GpuCopier(const GpuCopier&) = delete;
   GpuCopier& operator=(const GpuCopier&) = delete;
 
-  // -- any thread but the proxy's --
+  // -- control thread --
   /// The driver, loaded when it is first needed; the first failure stays the answer.
   Result<std::shared_ptr<gpu::Driver>> driver();
   /// The slot of a device, whose streams are made when it is new.
   Result<std::uint32_t> use(int device);
   std::uint32_t slots() const { return count_; }
-  int device(std::uint32_t slot) const { return at(slot).device; }
+  int device(std::uint32_t slot) const { return owned_[slot]->device; }
   /// Waits until all copies are over; there will be no more. Nobody else may be here.
   void stop();
 
@@ -77,10 +76,7 @@ class GpuCopier {
   };
   Device& at(std::uint32_t slot) const { return *slots_[slot].load(std::memory_order_acquire); }
 
-  Result<std::shared_ptr<gpu::Driver>> loaded();  ///< under the mutex
-
   const LoadDriver load_;
-  std::mutex mutex_;
   std::optional<Result<std::shared_ptr<gpu::Driver>>> driver_;
   std::array<std::unique_ptr<Device>, kGpuSlotsMax> owned_;
   std::array<std::atomic<Device*>, kGpuSlotsMax> slots_{};

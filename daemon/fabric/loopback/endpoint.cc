@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
-#include <mutex>
 #include <utility>
 
 #include "daemon/fabric/loopback/link.h"
@@ -94,8 +93,7 @@ class LoopbackEndpoint final : public Endpoint {
   const Capabilities capabilities_;
   GpuCopier gpu_;
   LinkTable<Link> links_;
-  std::mutex targets_mutex_;  ///< held while one of them is opened for a device
-  std::vector<std::weak_ptr<Target>> gpu_targets_;  ///< peers' regions on GPUs
+  std::vector<std::weak_ptr<Target>> gpu_targets_;  ///< control thread: peers' regions on GPUs
   OrphanQueue orphans_;                             ///< proxy thread
   std::uint32_t first_link_ = 0;                    ///< proxy thread: who is polled first, in turn
 };
@@ -139,7 +137,6 @@ Result<std::unique_ptr<LocalRegion>> LoopbackEndpoint::register_gpu_memory(
   region->memory = memory;
   MK_ASSIGN_OR_RETURN(region->view, gpu::View::open(*driver, device, *memory.device));
   MK_ASSIGN_OR_RETURN(region->gpu_slot, gpu_.use(device));
-  const std::lock_guard lock(targets_mutex_);
   // The device may be new to what was imported before. What cannot be opened (another job's, whose
   // owner is gone) is a failure of the writes to it, if there are any.
   for (const auto& weak : gpu_targets_) {
@@ -243,7 +240,6 @@ Result<std::unique_ptr<RemoteRegion>> LoopbackEndpoint::import_region(
 
 Result<std::unique_ptr<RemoteRegion>> LoopbackEndpoint::imported(std::shared_ptr<Target> target) {
   if (target->on_gpu()) {
-    const std::lock_guard lock(targets_mutex_);
     // One of this endpoint's GPUs will do: the others may be other jobs'.
     Status opened;
     for (std::uint32_t slot = 0; slot < gpu_.slots(); ++slot) {

@@ -56,7 +56,8 @@ struct Region {
 /// What `endpoint` gives out for `region`.
 Key key_of(const Region& region, const Token& endpoint);
 
-/// What one endpoint has registered. Any thread.
+/// What one endpoint has registered. Used by its control thread, by its service thread and, within
+/// one process, by the control threads of its peers.
 class RegionTable {
  public:
   std::shared_ptr<Region> add(const MemoryDescriptor& memory, const Token& token);
@@ -131,7 +132,7 @@ class Target {
 
   // -- in a GPU's memory --
   bool on_gpu() const { return device_.has_value(); }
-  /// Makes it a destination for copies from the slot's device. One thread at a time.
+  /// Control thread. Makes it a destination for copies from the slot's device.
   Status open_for(GpuCopier& gpu, std::uint32_t slot);
   /// Proxy thread: hands a copy over. No ticket: the region has been deregistered, or the device
   /// failed. `end_copy` once it is over.
@@ -145,7 +146,7 @@ class Target {
   std::byte* address_ = nullptr;
   std::uint64_t bytes_;
   std::optional<gpu::MemoryKey> device_;
-  std::vector<gpu::View> views_;
+  std::vector<gpu::View> views_;  ///< control thread
   std::array<std::atomic<std::byte*>, kGpuSlotsMax> seen_by_{};
 };
 

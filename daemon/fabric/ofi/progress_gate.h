@@ -25,7 +25,7 @@ class ProgressGate {
     if (lock.owns_lock()) call();
   }
 
-  /// Registrations and deregistrations, of any thread. Waits for the call that the proxy is
+  /// The control thread's registrations and deregistrations. Waits for the call that the proxy is
   /// in, not for more: a thread that polls without pause would else keep the lock for itself.
   template <class Call>
   void change(Call&& call) {

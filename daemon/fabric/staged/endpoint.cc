@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <array>
-#include <mutex>
 #include <utility>
 
 #include "daemon/fabric/staged/carrier.h"
@@ -49,15 +48,14 @@ class StagedEndpoint final : public Endpoint {
     return link;
   }
   void disconnect(LinkId link) override {
-    if (Carrier* const carrier = shared_carrier()) carrier->disconnect(link);
+    if (carrier_ != nullptr) carrier_->disconnect(link);
     plain_->disconnect(link);
   }
   Result<std::unique_ptr<RemoteRegion>> import_region(LinkId link,
                                                       std::span<const std::byte> key) override;
   std::string link_reason(LinkId link) const override {
     std::string reason = plain_->link_reason(link);
-    const Carrier* const carrier = shared_carrier();
-    if (reason.empty() && carrier != nullptr) reason = carrier->reason(link);
+    if (reason.empty() && carrier_ != nullptr) reason = carrier_->reason(link);
     return reason;
   }
 
@@ -74,8 +72,6 @@ class StagedEndpoint final : public Endpoint {
 
  private:
   Status open_carrier();
-  /// Null until a GPU buffer comes.
-  Carrier* shared_carrier() const { return shared_carrier_.load(std::memory_order_acquire); }
   Result<std::unique_ptr<LocalRegion>> register_gpu_memory(const MemoryDescriptor& memory);
   Result<std::string> reach_directly(const MemoryDescriptor& memory, Region& region);
   Status open_view(const MemoryDescriptor& memory, Region& region);
@@ -92,14 +88,12 @@ class StagedEndpoint final : public Endpoint {
   const std::shared_ptr<RegionTable> regions_ = std::make_shared<RegionTable>();
   const std::shared_ptr<FlagTable> flags_ = std::make_shared<FlagTable>();
   std::array<std::pair<PeerNumber, std::string>, kLinksMax> peers_;  ///< control thread: by link
-  std::mutex opening_;
-  std::unique_ptr<Carrier> carrier_;
-  std::atomic<Carrier*> shared_carrier_{nullptr};
-  bool carrier_first_ = false;  ///< proxy thread
+  std::unique_ptr<Carrier> carrier_;              ///< control thread: null until a GPU buffer comes
+  std::atomic<Carrier*> proxy_carrier_{nullptr};  ///< the same, for the proxy thread
+  bool carrier_first_ = false;                    ///< proxy thread
 };
 
 Status StagedEndpoint::open_carrier() {
-  const std::lock_guard lock(opening_);
   if (carrier_ != nullptr) return {};
   auto opened = options_.open_carrier();
   if (!opened) {
@@ -110,7 +104,7 @@ Status StagedEndpoint::open_carrier() {
     return fail(ErrorCode::kInternal, "the second endpoint shows no arrivals");
   carrier_ =
       std::make_unique<Carrier>(std::move(*opened), copier_, regions_, ordered_ ? flags_ : nullptr);
-  shared_carrier_.store(carrier_.get(), std::memory_order_release);
+  proxy_carrier_.store(carrier_.get(), std::memory_order_release);
   return {};
 }
 
@@ -274,7 +268,7 @@ Result<std::unique_ptr<RemoteRegion>> StagedEndpoint::import_gpu_region(
 // -- data path --------------------------------------------------------------------------------
 
 std::size_t StagedEndpoint::post(LinkId link, std::span<const Write> writes) {
-  Carrier* const carrier = shared_carrier();
+  Carrier* const carrier = proxy_carrier_.load(std::memory_order_acquire);
   if (carrier == nullptr) return plain_->post(link, writes);
   const auto of_gpu = [](const Write& write) {
     return (write.src != nullptr && write.src->of_gpu) ||
@@ -310,7 +304,7 @@ std::size_t StagedEndpoint::poll_plain(Carrier& carrier, std::span<Event> events
 }
 
 std::size_t StagedEndpoint::poll(std::span<Event> events) {
-  Carrier* const carrier = shared_carrier();
+  Carrier* const carrier = proxy_carrier_.load(std::memory_order_acquire);
   if (carrier == nullptr) return plain_->poll(events);
   carrier_first_ = !carrier_first_;
   if (carrier_first_) {

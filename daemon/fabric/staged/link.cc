@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
-#include <utility>
 
 namespace mk::fabric::staged {
 namespace {
@@ -50,13 +49,12 @@ bool Link::begin(Transfer& transfer, GpuCopier& copier) {
   }
   if (source_of(write).region()->direct != nullptr) return true;
   transfer.ticket = source_of(write).region()->to_host(copier, write.src_offset, write.bytes);
-  if (transfer.ticket) transfer.copied = source_of(write).region();
   return static_cast<bool>(transfer.ticket);
 }
 
 void Link::end_copy(Transfer& transfer) {
   transfer.ticket = {};
-  std::exchange(transfer.copied, nullptr)->end_copy();
+  source_of(transfer.write).region()->end_copy();
 }
 
 bool Link::settled(Transfer& transfer, GpuCopier& copier, std::uint64_t now_ns) {

@@ -54,7 +54,7 @@ class Link {
   struct Transfer {
     Write write;
     GpuTicket ticket;
-    std::shared_ptr<Region> copied;  ///< with a ticket: it stays though its owner gives it up
+    std::uint64_t copied_ns = 0;
     std::uint8_t nonce = 0;
     std::uint8_t sent = 0;     ///< halves the carrier has taken: 0 to 2
     std::uint8_t carried = 0;  ///< and is done with

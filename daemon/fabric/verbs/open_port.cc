@@ -26,7 +26,6 @@ Address OpenPort::address() const {
 }
 
 Status OpenPort::make_flusher() {
-  const std::lock_guard lock(making_flusher_);
   if (flusher_ != nullptr) return {};
   MK_ASSIGN_OR_RETURN(flusher_, Flusher::open(device_));
   shared_flusher_.store(flusher_.get(), std::memory_order_release);

@@ -36,7 +36,7 @@ class OpenPort {
   /// Where peers reach the endpoint, as it is now.
   Address address() const;
 
-  /// One that is there already will do.
+  // -- control thread --
   Status make_flusher();
 
  private:
@@ -50,14 +50,13 @@ class OpenPort {
   std::shared_ptr<KeyTable> keys_;
   std::unique_ptr<Contact> contact_;
   std::unique_ptr<Acceptor> acceptor_;
-  std::mutex making_flusher_;
   std::unique_ptr<Flusher> flusher_;
   std::atomic<Flusher*> shared_flusher_{nullptr};
 };
 
 /// Where the present opening is found. One thread replaces it; others that hold a lost one may
-/// go on with it until the next call, to no avail. Only then is it closed. They
-/// hold it by a shared pointer. The proxy, which is to count no references, says which one it
+/// go on with it until the next call, to no avail. Only then is it closed. The control thread
+/// holds it by a shared pointer. The proxy, which is to count no references, says which one it
 /// holds.
 class PortPlace {
  public:

@@ -114,15 +114,12 @@ TEST_P(RegistrationTest, BuffersComeAndGoWhileTheProxyPosts) {
   for (const auto& [immediate, count] : b.arrivals) EXPECT_EQ(count, 1) << immediate;
 }
 
-// By several threads at once, as several users' memory does.
 TEST_P(RegistrationTest, OthersMemoryComesAndGoesWhileWritesArrive) {
-  constexpr std::uint32_t kWritesAtOnce = 8, kBuffersAtOnce = 8, kRounds = 100, kThreads = 3;
-  constexpr std::uint32_t kKeptBytes = 4000;
+  constexpr std::uint32_t kWritesAtOnce = 8, kBuffersAtOnce = 16, kRounds = 150;
   Node a(GetParam());
   Node b(GetParam());
   const TestLink link = join(a, b);
   const Memory source = a.memory(kWritesAtOnce * std::uint64_t{kStride});
-  fill_random({source.data(), source.bytes()}, 9);
   const Memory target = b.memory(source.bytes());
   const auto remote = import(a, link, target);
   std::atomic<bool> failed{false};
@@ -149,19 +146,9 @@ TEST_P(RegistrationTest, OthersMemoryComesAndGoesWhileWritesArrive) {
       if (!a.failed.empty() || !a.links_down.empty()) failed = true;
     }
   });
-  std::array<std::optional<Memory>, kThreads> kept;
-  {
-    std::vector<std::jthread> others;
-    for (std::uint32_t thread = 0; thread < kThreads; ++thread) {
-      others.emplace_back([&, thread] {
-        for (std::uint32_t round = 0; round < kRounds && !failed; ++round) {
-          std::vector<Memory> all;
-          for (std::uint32_t i = 0; i < kBuffersAtOnce; ++i)
-            all.push_back(b.memory(4096 - thread % 2, i != 0));
-          if (round + 1 == kRounds) kept[thread].emplace(std::move(all.front()));
-        }
-      });
-    }
+  for (std::uint32_t round = 0; round < kRounds && !failed; ++round) {
+    std::vector<Memory> others;
+    for (std::uint32_t i = 0; i < kBuffersAtOnce; ++i) others.push_back(b.memory(4096, true));
   }
   proxy.request_stop();
   proxy.join();
@@ -170,25 +157,6 @@ TEST_P(RegistrationTest, OthersMemoryComesAndGoesWhileWritesArrive) {
   EXPECT_TRUE(a.failed.empty());
   EXPECT_TRUE(a.links_down.empty());
   EXPECT_FALSE(a.completed.empty());
-  // Each key names its own memory, and no other.
-  for (std::uint32_t thread = 0; thread < kThreads; ++thread) {
-    ASSERT_TRUE(kept[thread]);
-    const auto to = import(a, link, *kept[thread]);
-    const std::uint64_t cookie = ~std::uint64_t{thread}, at = thread * std::uint64_t{kStride};
-    const Write write =
-        make_write(link, kWritesAtOnce + thread, 1, cookie, source, at, *to, 0, kKeptBytes);
-    ASSERT_TRUE(post_all(a, link.id, {&write, 1}, {&a, &b}));
-    ASSERT_TRUE(pump({&a, &b}, [&] {
-      return a.completed.contains(cookie) && b.flag(kWritesAtOnce + thread) == 1;
-    }));
-    for (const auto& other : kept) {
-      const std::byte* const data = other->data();
-      const bool written = &other <= &kept[thread];
-      const std::uint64_t from = static_cast<std::uint64_t>(&other - kept.data()) * kStride;
-      EXPECT_EQ(std::memcmp(data, source.data() + from, kKeptBytes) == 0, written);
-      EXPECT_EQ(data[kKeptBytes], kPoison);
-    }
-  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Fabrics, RegistrationTest, testing::ValuesIn(all_setups()), setup_name);

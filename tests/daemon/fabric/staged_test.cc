@@ -142,23 +142,6 @@ TEST_P(StagedTest, DeregisteringWaitsForCopiesIntoTheBuffer) {
   EXPECT_EQ(b.flag(1), 1u);
 }
 
-// As at the end of a daemon whose sessions do not drain: memory goes, then what it is registered
-// at.
-TEST_P(StagedTest, WhatAGpuStillReadsStaysUntilItsEndpointEnds) {
-  {
-    Pair pair(GetParam(), 1 << 16);
-    for (std::uint32_t i = 0; i < 3; ++i) ASSERT_TRUE(pair.post(pair.write(i, 1, i, 8000)));
-    const std::size_t views = driver().views();
-    pair.source.region.reset();
-    EXPECT_EQ(driver().views(), views) << "the GPU has not begun";
-    pair.remote.reset();
-    pair.a.endpoint.reset();
-    EXPECT_EQ(driver().views(), views - 1);
-  }
-  EXPECT_EQ(driver().views(), 0u);
-  EXPECT_EQ(driver().pinned(), 0u);
-}
-
 TEST_P(StagedTest, AGpuThatFailsFailsItsWritesAndShowsNothing) {
   Pair pair(GetParam());
   Node& a = pair.a;
