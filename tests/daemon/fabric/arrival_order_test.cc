@@ -64,6 +64,8 @@ TEST_P(ArrivalOrderTest, AHundredThousandChunksArriveBeforeTheirFlags) {
 
 // A machine that is too slow fails the test, and nothing else.
 TEST_P(ArrivalOrderTest, ARunThatIsCutShortLeavesNothingUnderWay) {
+  // libfabric's shm reads what an endpoint that has gone left behind, and dies of it.
+  if (!GetParam().notices_death) GTEST_SKIP();
   for (const int limit_ms : {0, 1, 5, 20}) {
     Node a(GetParam());
     Node b(GetParam());
