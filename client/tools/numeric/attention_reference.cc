@@ -18,10 +18,6 @@ double tensor_core_error(std::uint64_t products) {
   return 1.01 * 0x1p-22 * (static_cast<double>(products) / 16 + 2);
 }
 
-double gamma(double roundings) {
-  return roundings * kUnitRoundoffFp32 / (1 - roundings * kUnitRoundoffFp32);
-}
-
 }  // namespace
 
 /// One query's exact result and bounds, and scratch that is kept from query to query.
@@ -142,7 +138,8 @@ void AttentionReference::evaluate(std::uint64_t position, std::uint32_t head,
   const auto score_error = [&](std::uint64_t j) {  // |d_j|
     if (problem_.on_gpu)
       return tensor_core_error(dim) * std::fabs(problem_.scale) * norm * key_norms[j];
-    return gamma(static_cast<double>(dim) + 3) * std::fabs(problem_.scale) * norm * key_norms[j] +
+    return fp32_error(static_cast<double>(dim) + 3) * std::fabs(problem_.scale) * norm *
+               key_norms[j] +
            static_cast<double>(dim) * 0x1p-149 * (1 + key_norms[j]);
   };
   double worst_score_error = 0;
@@ -196,7 +193,7 @@ void AttentionReference::evaluate(std::uint64_t position, std::uint32_t head,
     return;
   }
   const double e = weighted_error / sum + static_cast<double>(seen) * (tiles + 1) * 0x1p-125;
-  const double g = gamma(static_cast<double>(problem_.tile_keys) + 2 * tiles + 3);
+  const double g = fp32_error(static_cast<double>(problem_.tile_keys) + 2 * tiles + 3);
   query.weight_error = e + g * (1 + e);
   query.lse_bound =
       (query.weight_error < 0.5 ? -std::log1p(-query.weight_error) : worst_exponent + 2 * g) +

@@ -11,8 +11,6 @@ namespace {
 /// Half the spacing of the type's smallest numbers.
 double half_least_spacing(DataType type) { return type == DataType::kBf16 ? 0x1p-134 : 0x1p-25; }
 
-double gamma(double steps) { return steps * kUnitRoundoffFp32 / (1 - steps * kUnitRoundoffFp32); }
-
 }  // namespace
 
 void CombineReference::multiply(const CombineTerm& term) {
@@ -42,7 +40,7 @@ void CombineReference::compare(std::span<const CombineTerm> terms, const std::ui
   const std::uint64_t hidden = sizes_.hidden;
   const double h = unit_roundoff(sizes_.type);
   const double q = sizes_.f32_partials ? 0 : h;
-  const double g = gamma(static_cast<double>(sizes_.features));
+  const double g = fp32_error(static_cast<double>(sizes_.features));
   for (auto* sums : {&exact_, &size_, &off_, &rows_, &mean_}) sums->assign(hidden, 0);
   for (const CombineTerm& term : terms) {
     multiply(term);
@@ -60,7 +58,7 @@ void CombineReference::compare(std::span<const CombineTerm> terms, const std::ui
           weight * weight * (g * g * squares_[i] + row_squares_[i]) + 2 * q * q * product * product;
     }
   }
-  const double more_steps = gamma(static_cast<double>(sizes_.top_k + sizes_.nodes + 1));
+  const double more_steps = fp32_error(static_cast<double>(sizes_.top_k + sizes_.nodes + 1));
   const double relative = (1 + more_steps) * (1 + q) * (1 + q) - 1;
   const double tiny = sizes_.f32_partials ? 0 : half_least_spacing(sizes_.type);
   const double tinies = (sizes_.top_k + sizes_.nodes) * tiny;

@@ -62,5 +62,9 @@ constexpr double unit_roundoff(DataType type) {
   return type == DataType::kBf16 ? 1.0 / 256 : 1.0 / 2048;
 }
 inline constexpr double kUnitRoundoffFp32 = 1.0 / 16777216;
+/// g(n) = n u / (1 - n u): the relative error of n roundings in fp32 (Higham).
+constexpr double fp32_error(double roundings) {
+  return roundings * kUnitRoundoffFp32 / (1 - roundings * kUnitRoundoffFp32);
+}
 
 }  // namespace mk::tools

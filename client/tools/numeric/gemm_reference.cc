@@ -107,8 +107,7 @@ struct GemmReference::Factors {
 
 void GemmReference::add_rank(const std::uint16_t* a, const std::uint16_t* b, std::uint64_t k,
                              double range_a, double range_b) {
-  const double ku = static_cast<double>(k) * kUnitRoundoffFp32;
-  const double gamma = ku / (1 - ku);
+  const double gamma = fp32_error(static_cast<double>(k));
   const double terms = static_cast<double>(k) * range_a * range_b;
   largest_possible_ += terms;
   if (!careful_ && (largest_possible_ >= overflow_threshold(type_) / 2 ||

@@ -54,7 +54,7 @@ void moe_row(const MoeJobShape& shape, const std::uint16_t* token, const std::ui
   const double u = kUnitRoundoffFp32;
   const double h = unit_roundoff(shape.type);
   const auto hidden = static_cast<double>(shape.hidden);
-  const double g = hidden * u / (1 - hidden * u);
+  const double g = fp32_error(hidden);
   for (std::uint64_t c = 0; c < columns; ++c) {
     Dot& dot = dots[c];
     dot.off = g * sum_size(dot.exact, dot.size, dot.squares);
